@@ -70,7 +70,7 @@ def html_blocks(blocks: Iterable[Block]) -> str:
 
 
 def _html_block(block: Block) -> str:
-    """Returns a paragraph, table, picture, title or list as HTML."""
+    """Returns a block of a page (paragraph, table, picture, title or list) as HTML."""
     match block:
         case Text(text, is_warning):
             mark = ' class="warning"' if is_warning else ""
@@ -141,17 +141,16 @@ class Shape(NamedTuple):
     @classmethod
     def of_number(
         cls,
-        curve: Callable[[np.ndarray], Any],
-        knots: tuple[float, ...],
+        curve: Callable[[np.ndarray], Any],  # (m,) to contributions to the score (m,)
+        knots: tuple[float, ...],  # () for a straight line
         *,
-        center: float,
-        scale: float,
-        ends: tuple[float, float],
+        center: float,  # in the user's units
+        scale: float,  # in the user's units
+        ends: tuple[float, float],  # of the column's range; infinite without a limit
     ) -> "Shape":
-        """Returns the shape of a column of numbers.
+        """Returns the shape of a numeric column; its grid has the knots and the ends.
 
-        `curve`, its `knots` (() for a straight line) and `ends` are in scales from the
-        center; `center` and `scale` are in the user's units.
+        `curve`, `knots` and `ends` are in scales from the center, (x - center) / scale.
         """
         low, high = max(ends[0], -_FARTHEST), min(ends[1], _FARTHEST)
         grid = np.sort([low, *(knot for knot in knots if low < knot < high), high])
@@ -159,21 +158,20 @@ class Shape(NamedTuple):
 
 
 def plot(
-    shapes: Mapping[Any, Shape],
-    outputs: list[str],
-    axis_label: str,
+    shapes: Mapping[Any, Shape],  # contributions of columns to a score, by title
+    outputs: list[str],  # the names of K classes, for a legend; [] for one output
+    axis_label: str,  # of the shared axis
     *,
-    title: Sequence[str] = (),
+    title: Sequence[str] = (),  # lines above the panels
     is_factor: bool = False,
-    is_dark: bool = False,
+    is_dark: bool = False,  # light on dark
+    # By title, a grid with lower and upper ends, drawn where they are finite.
     bands: Mapping[Any, tuple[np.ndarray, np.ndarray, np.ndarray]] | None = None,
 ) -> Any:
-    """Draws each shape in a panel of its own with matplotlib; all share an axis.
+    """Returns a matplotlib figure with a panel for each shape; all share one axis.
 
-    If there are too many categories, the panel shows those with the largest values.
-    `outputs` are the names of K classes, for a legend. With `is_factor` the axis shows
-    exponentials of the values. `bands` are grids with lower and upper ends, drawn where
-    they are finite.
+    Of too many categories a panel shows those with the largest values. With `is_factor`
+    the axis shows exponentials of the values.
     """
     figure_of = figures()
     paper, ink, rule, colors = DARK if is_dark else LIGHT
@@ -240,7 +238,7 @@ class _Panel(NamedTuple):
 
     @classmethod
     def of(cls, name: Any, shape: Shape, band: np.ndarray | None) -> "_Panel":
-        """Returns the panel of a shape; of many names it has those of largest value."""
+        """Returns a shape's panel; `band` (2, m) has the ends of intervals, if any."""
         num, title = len(shape.grid), short(name, 40)
         if shape.grid.dtype.kind == "f":
             return cls(title, shape, band=band)
@@ -256,7 +254,7 @@ class _Panel(NamedTuple):
 
 
 def _rows(panels: Iterable[_Panel]) -> Iterator[list[_Panel]]:
-    """Yields the panels in rows of at most four columns."""
+    """Yields the panels of a figure in rows, each as wide as four panels at most."""
     row: list[_Panel] = []
     for panel in panels:
         if row and sum(drawing.span for drawing in row) + panel.span > 4:
@@ -269,7 +267,7 @@ def _rows(panels: Iterable[_Panel]) -> Iterator[list[_Panel]]:
 def _draw(
     panel: Any, shape: Shape, colors: tuple[str, ...], band: np.ndarray | None
 ) -> list[Any]:
-    """Draws a curve, or a point for each category, with its band."""
+    """Draws a shape and its band (2, m) on axes `panel`; returns its main lines."""
     panel.set_prop_cycle(color=colors)
     is_known = np.zeros(len(shape.grid), bool)
     if band is not None:

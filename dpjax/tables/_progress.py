@@ -35,7 +35,7 @@ class _Line:
                 self._handle.update(content, raw=True)
 
     def _content(self) -> dict[str, str]:
-        """Returns the line as text, and as HTML with a progress bar."""
+        """Returns the line by MIME type, as IPython shows it: text, and an HTML bar."""
         stage, done, total = self.said
         if total is not None:
             stage += f", {done} of {total}"
@@ -58,7 +58,10 @@ _LINES: list[_Line] = []  # at most one line, because nested calls show none
 
 @contextlib.contextmanager
 def shown(name: str) -> Iterator[None]:
-    """Shows progress in a notebook, within a `with` block or a decorated function.
+    """Shows a progress line in a notebook while a `with` block or a function runs.
+
+    It begins with `name`, until `say` changes it. Outside of notebooks nothing is
+    shown.
 
     Example:
         >>> with shown("Fitting"):

@@ -18,7 +18,7 @@ from dpjax.tables.io._untrusted import printable
 def units_matrix(centers: ArrayLike, scales: ArrayLike) -> np.ndarray:
     """Returns the matrix that turns weights of (x - center) / scale into weights of x.
 
-    The last weight is the intercept.
+    For d - 1 centers and scales it has shape (d, d): the last weight is the intercept.
 
     Example:
         >>> units_matrix([4.0], [2.0]) @ [6.0, 1.0]
@@ -35,8 +35,9 @@ def errors_of_sums(
 ) -> np.ndarray:
     """Returns standard errors (m,) of weighted sums of d estimates.
 
-    `matrix` (m, d) has the weights of the estimates in each sum. The error of a sum is
-    infinite if an estimate with a nonzero weight has an infinite error.
+    `matrix` (m, d) has the weights of the estimates in each sum, `errors` (d,) the
+    standard errors of the estimates. The error of a sum is infinite if an estimate with
+    a nonzero weight has an infinite error.
 
     Example:
         >>> half = [[1.0, 0.5], [0.5, 1.0]]
@@ -91,7 +92,7 @@ class Summary:
 
     @property
     def rows(self) -> list[list[str]]:
-        """The cells of each coefficient."""
+        """The cells of each coefficient as text, in the order of `header`."""
         rows = []
         numbers = self.coefficients, self.standard_errors, self.intervals
         for value, error, ends in zip(*numbers, strict=True):
@@ -103,7 +104,7 @@ class Summary:
 
     @property
     def sentences(self) -> list[str]:
-        """Sentences on what intervals cover and why some are infinite, then notes."""
+        """Sentences on what intervals cover and why some are infinite, and notes."""
         is_refused = np.isinf(self.standard_errors)
         notes = [
             "An interval is for the coefficient of the best predictor of this kind in "
@@ -135,7 +136,7 @@ class Summary:
         return [[name, *row] for name, row in zip(names, self.rows, strict=True)]
 
     def __str__(self) -> str:
-        """Returns the table as text, with the sentences and the guarantee below."""
+        """Returns the coefficients as text, with `sentences` and the guarantee."""
         lines = [[printable(name), *row] for name, *row in self._lines]
         cells = [["", *self.header], *lines]
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
@@ -158,7 +159,7 @@ class Summary:
 
 
 def _factor(logarithm: float) -> str:
-    """Returns the exponential of `logarithm`, with enough digits to differ from 1.
+    """Returns exp(`logarithm`) as text, with enough digits to differ from 1.
 
     Example:
         >>> _factor(2e-7), _factor(1.0), _factor(math.inf)

@@ -10,7 +10,7 @@ _EXTRA = ("typer", "rich", "matplotlib", "polars")
 
 
 def main() -> None:
-    """Runs the command, or says what to install if a package is missing."""
+    """Runs the `dpjax` command, or says what to install if a package is missing."""
     missing = [name for name in _EXTRA if not _is_installed(name)]
     if missing:
         print(

@@ -26,7 +26,7 @@ def _print_version(is_asked: bool) -> None:
 
 
 @app.callback()
-def main(
+def main(  # for `dpjax` without a command; the docstring is the title of its help
     version: Annotated[
         bool,
         typer.Option(

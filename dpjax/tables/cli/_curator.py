@@ -1,11 +1,10 @@
 """The commands for the owner of a table: `check`, and `schema`, which proposes one.
 
-No guarantee covers counts of cells, because they are computed from the records. They
-are only for somebody who may read the records anyway, and are written to no file. A
-schema is guessed from public facts: the names of columns, and the types that a Parquet
-file declares (number, text, time). The categories of enumerations are not treated as
-public, because they usually list what occurs in the records. With --from-data a schema
-is guessed from the records too.
+No guarantee covers counts of cells. They are only for somebody who may read the records
+anyway, and are written to no file. A schema is guessed from public facts: the names of
+columns, and the types that a Parquet file declares (number, text, time). Categories of
+enumerations are not public, because they usually list what occurs in the records. With
+--from-data a schema is guessed from the records too.
 """
 
 import re
@@ -92,7 +91,7 @@ class Cells(NamedTuple):
 
 
 def check(settings: CheckSettings) -> None:
-    """Prints which cells of a file can be used; writes nothing."""
+    """Prints for the data's owner which cells can be used (`dpjax check`)."""
     path, text_format = Path(settings.source), settings.text_format
     kinds, target = _schema.declared_columns(
         path, schema=settings.schema, target=settings.target, text_format=text_format
@@ -127,7 +126,11 @@ def check(settings: CheckSettings) -> None:
 def warn_curator(
     schema: _schema.Schema, target: str, columns: Mapping[str, Column]
 ) -> bool:
-    """Prints which columns training cannot use; returns whether there are any."""
+    """Prints which columns training cannot use; returns whether there are any.
+
+    The messages depend on the records (`columns` has their cells). They are for the
+    data's owner, who sees a wrong schema on standard error before a budget is spent.
+    """
     kinds: dict[str, _schema.Kind] = {**schema.columns, target: schema.target}
     kinds |= schema.bounded
     cells = {k: count_cells(kind, columns[k]) for k, kind in kinds.items()}
@@ -139,7 +142,10 @@ def warn_curator(
 def _findings(
     kinds: Mapping[str, _schema.Kind], cells: Mapping[str, Cells], target: str | None
 ) -> Iterator[str]:
-    """Yields a message for each column with nearly no cell that can be used."""
+    """Yields a message for each column with nearly no cell that can be used.
+
+    `kinds` has the schema's declarations, and `cells` the counts of cells, by column.
+    """
     numeric = [kind for kind in kinds.values() if isinstance(kind, Numeric)]
     is_template = all(kind == _TEMPLATE for kind in numeric)
     for name, kind in kinds.items():
@@ -154,7 +160,7 @@ def _findings(
 def _remarks(
     kinds: Mapping[str, _schema.Kind], cells: Mapping[str, Cells], target: str | None
 ) -> Iterator[str]:
-    """Yields messages about single cells of columns that can be used."""
+    """Yields messages on unusable cells, as counted in `cells`, of usable columns."""
     for name, kind in kinds.items():
         counts = cells[name]
         is_listed = kind is not None and bool(kind.categories)
@@ -176,9 +182,10 @@ def _remarks(
 
 
 def _unmatched(labels: tuple[str, ...], cells: Cells, *, is_target: bool) -> str:
-    """Returns a message if too few cells match the labels, else an empty text.
+    """Returns a message if too few cells (counts) match the schema's labels, else "".
 
-    For a target, whose one label is the positive one, too many cells are as wrong.
+    The only label of a target is the positive label: too many cells in it are wrong,
+    too.
     """
     share, used = cells.used / max(cells.total, 1), cells.of_all(cells.used)
     if is_target:
@@ -201,7 +208,12 @@ def _unmatched(labels: tuple[str, ...], cells: Cells, *, is_target: bool) -> str
 
 
 def _unread(kind: Any, cells: Cells, *, is_template: bool) -> str:
-    """Returns a message if nearly no cell is a number, or many are far, else ""."""
+    """Returns a message if nearly no cell is a number, or many are far, else "".
+
+    Far numbers are over five scales from the schema's center, or above its maximum.
+    With `is_template` all centers and scales are still the 0 and 1 of the template, and
+    fewer far numbers give a message.
+    """
     is_amount = isinstance(kind, BoundedColumn)
     if cells.used <= _NEARLY_NONE * cells.total:
         looks = f"; most are {cells.looks}" if cells.looks else ""
@@ -225,7 +237,7 @@ def _unread(kind: Any, cells: Cells, *, is_template: bool) -> str:
 def _rows(
     kinds: Mapping[str, _schema.Kind], cells: Mapping[str, Cells], target: str | None
 ) -> Table:
-    """Returns a table of the shares of cells that are missing, unread or far."""
+    """Returns the table that `check` prints: shares of missing, unread, far cells."""
     lines, right = [], ["missing", "not read", "beyond 5 scales"]
     for name, kind in kinds.items():
         counts = cells[name]
@@ -260,7 +272,7 @@ def _percent(count: int, total: int) -> str:
 def count_cells(
     kind: Numeric | Categorical | BoundedColumn | None, column: Column
 ) -> Cells:
-    """Counts the cells of a column; kind None stands for numbers of unknown range."""
+    """Counts missing, unread and far cells; kind None: numbers of unknown range."""
     is_used = (kind or Numeric()).is_read(column)
     unused = count_texts(column[np.flatnonzero(~is_used)])
     texts = {text: count for text, count in unused.items() if not is_mark(text)}
@@ -299,7 +311,12 @@ def count_texts(column: Column) -> Counter[str]:
 
 
 def _of_categories(cells: Cells, texts: Mapping[str, int]) -> Cells:
-    """Counts the most common other text as the reference level, if it is frequent."""
+    """Returns `cells` with the commonest text beside the categories as reference level.
+
+    `texts` counts the texts that are in none of the schema's categories. The reference
+    level is a category without a feature, which the intercept stands for. A rare text
+    is an example of unread cells instead.
+    """
     common = [text[:_LONGEST] for text, _ in Counter(texts).most_common(2)]
     most = max(texts.values(), default=0)
     if cells.used == 0 or most < max(1, _LEAST_REFERENCE * cells.total):
@@ -313,7 +330,7 @@ def _of_categories(cells: Cells, texts: Mapping[str, int]) -> Cells:
 
 
 def say_to_curator(texts: Iterable[str]) -> None:
-    """Prints findings about cells under a warning, if there are any."""
+    """Prints messages about cells, under a warning that no guarantee covers them."""
     for place, text in enumerate(texts):
         if place == 0:
             _terminal.warn(
@@ -368,7 +385,7 @@ def undecoded(cells: Cells) -> str:
 
 
 def _look(text: str) -> str:
-    """Returns advice on a number in an unusual format: options, or how to write it."""
+    """Returns advice on a text such as "1,509" or "8%": options, or how to write it."""
     plain = text.replace("\u00a0", " ").replace("\u202f", " ").replace("\u2019", "'")
     if re.fullmatch(r"[+-]?[\d.,' ]+%", plain):
         return "write 0.12 for 12%"
@@ -443,7 +460,7 @@ _YES = ("yes", "true", "1", "y", "t")
 
 
 def guess_names(path: Path, names: Sequence[str]) -> dict[str, Guess]:
-    """Guesses contents from names, and from the types that a Parquet file declares."""
+    """Returns guesses of what columns hold, from names and Parquet types alone."""
     guesses = {name: guess_name(name) for name in names}
     for name, kind in declared_kinds(path).items():
         guess = guesses[name]
@@ -469,7 +486,7 @@ def guess_name(name: str) -> Guess:
 
 
 def guess_cells(column: Column) -> Guess:
-    """Guesses what a column holds from its cells, without any privacy."""
+    """Guesses a column's center and scale, or categories, from cells: not private."""
     known = float32_of(column)
     known = known[~np.isnan(known)]
     texts = {t: count for t, count in count_texts(column).items() if not is_mark(t)}
@@ -495,12 +512,15 @@ def _rounded(number: float) -> float:
 def schema_text(
     guesses: Mapping[str, Guess],
     *,
-    target: str | None,
-    how: str = "the names alone",
-    link: Link | None = None,
-    is_quoted: bool = False,
+    target: str | None,  # the column to predict
+    how: str = "the names alone",  # where the guesses come from
+    link: Link | None = None,  # of the loss; decides what the section [target] holds
+    is_quoted: bool = False,  # whether cells in quotes may have line breaks
 ) -> str:
-    """Returns the text of a schema, which the user is to correct."""
+    """Returns the text of a schema in TOML, which the user is to correct.
+
+    Each guess becomes a section, or a comment on why the column is left out.
+    """
     sections, has_exposure = [], False
     for name, guess in guesses.items():
         title, column = (
@@ -560,7 +580,7 @@ def _entry(guess: Guess) -> str:
 
 
 def propose(settings: SchemaSettings) -> None:
-    """Prints or writes a schema, which the user is to correct."""
+    """Runs `dpjax schema`: prints a guessed schema, or writes it to --output."""
     path, target, output = Path(settings.source), settings.target, settings.output
     text_format, how = settings.text_format, "the names alone"
     if output is not None:

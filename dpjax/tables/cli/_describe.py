@@ -29,7 +29,7 @@ _NAMES = [f"description.{end}" for end in ("csv", "html", "json", "png", "svg")]
 
 
 def describe(settings: DescribeSettings) -> None:
-    """Releases a description, writes its files and prints its tables.
+    """Runs `dpjax describe`: releases a description, writes its files and prints it.
 
     The folder of --checkpoint keeps the key: a description that was stopped is computed
     again from the key, with the same numbers.
@@ -88,7 +88,10 @@ def describe(settings: DescribeSettings) -> None:
 
 
 def _read(settings: DescribeSettings, key: Key) -> tuple[dict[str, Kind], Table]:
-    """Reads the columns of the schema in one pass; `key` draws a sample."""
+    """Returns what the schema declares of each column, and the table with their cells.
+
+    The file is read in one pass. If it is too large, `key` draws a random sample of it.
+    """
     source, text_format = Path(settings.source), settings.text_format
     declared, _ = declared_columns(
         source, schema=settings.schema, target=settings.target, text_format=text_format
@@ -118,7 +121,7 @@ def _read(settings: DescribeSettings, key: Key) -> tuple[dict[str, Kind], Table]
 def _contents(
     description: Description, content: dict, *, is_dark: bool
 ) -> dict[str, bytes]:
-    """Returns the contents of the files by name."""
+    """Returns a description's files by name; `content` is for the JSON among them."""
     figure = description.plot(is_dark=is_dark)
     pictures = (image_of(figure, form) for form in ("png", "svg"))
     own = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"

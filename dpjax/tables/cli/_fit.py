@@ -73,6 +73,7 @@ class Plan:
 
 @functools.cache
 def _losses() -> dict[LossName, LinearLoss]:
+    """Returns the loss functions by the names that --loss takes."""
     return {
         "logistic": losses.logistic,
         "squared": losses.squared,
@@ -86,7 +87,8 @@ def _losses() -> dict[LossName, LinearLoss]:
 def make_plan(settings: Settings, data: Dataset, budget: Budget) -> Plan:
     """Returns the plan of a training, with defaults that depend on public sizes alone.
 
-    Only the task, the name, the schema and the shapes of `data` are used.
+    It has the loss, the budget and the solver's arguments, and gives the price of the
+    run. Only the task, the name, the schema and the shapes of `data` are used.
     """
     is_classification = data.task == "classification"
     loss = settings.find_loss(is_classification=is_classification)
@@ -124,10 +126,12 @@ class Score(NamedTuple):
 
 
 def fit(plan: Plan, rows: tuple[Any, ...], *, key: Key, **options: Any) -> Solution:
-    """Fits a linear model, or an additive model if some features are `smooth`.
+    """Fits a linear model, or an additive model if the plan has `smooth` features.
 
-    The last feature is the constant 1. Weights and exposures are shares of their public
-    maximum. A record without exposure has weight zero, because it was not observed.
+    `rows` are features (n, d), targets (n,), and weights and exposures (n,) or None;
+    `options` go to the solver. The last feature is the constant 1. Weights and
+    exposures are shares of their public maximum. A record without exposure has weight
+    zero, because it was not observed.
     """
     features, targets, weights, exposures = rows
     offsets = None
@@ -174,10 +178,10 @@ def train_private(
     data: Dataset,
     *,
     key: Key,
-    on_step: OnStep,
-    run_folder: RunFolder | None = None,
+    on_step: OnStep,  # takes a name, the steps done and their number, for a bar
+    run_folder: RunFolder | None = None,  # of --checkpoint
 ) -> Solution:
-    """Runs the planned private method on the training records.
+    """Returns the solution of the planned private solver on the training records.
 
     With a `run_folder`, states are saved there, and the run resumes from them.
     """
@@ -204,7 +208,7 @@ def train_private(
 def compare(
     plan: Plan, data: Dataset, private: Solution, *, key: Key, on_step: OnStep
 ) -> list[Score]:
-    """Scores models of a public data set, with the private model last.
+    """Returns scores of models of a public data set, with the private model last.
 
     It is compared with the best constant and the linear model, both without privacy;
     and, if the plan has arguments, with a plain linear model at the same budget.
@@ -258,7 +262,7 @@ class Evaluation(NamedTuple):
     scores: PrivateScores
 
     def report(self) -> dict[str, Any]:
-        """Returns the evaluation for JSON."""
+        """Returns the scores as a dict, the entry `evaluation` of report.json."""
         return {
             "num_samples": self.num_samples,
             "num_scored": self.scores.num_scored,
@@ -295,9 +299,9 @@ def evaluation_privacy(
 def evaluate(
     plan: Plan,
     data: Dataset,
-    solution: Solution,
+    solution: Solution,  # of the training
     privacy: PrivacyGuarantee,
-    target: Any,
+    target: Any,  # what the schema declares of it: a scale, or the positive label
     *,
     key: Key,
 ) -> Evaluation:

@@ -114,7 +114,7 @@ class Forecast:
         return "AUC" if self.loss == "logistic" else "R2"
 
     def tables(self) -> Iterator[list[list[str]]]:
-        """Yields two tables: the cost of privacy, and what an attacker can do."""
+        """Yields two tables, lists of lines with titles first: costs, then attacks."""
         wanted = self.settings.width
         lines = [["model", f"{self.loss} loss", self.score, "95 % interval"]]
         lines[0] += [] if wanted is None else [f"records for {wanted:g}"]
@@ -136,7 +136,7 @@ class Forecast:
         yield lines
 
     def texts(self) -> list[str]:
-        """Returns paragraphs that explain the numbers and advise on epsilon."""
+        """Returns paragraphs from `plan.md` that explain the numbers and advise."""
         asked, least, best = self.settings, self.constant.loss, self.ideal.loss
         goal = least - _MOST_OF * (least - best)
         enough = [x for x in self.outcomes if x.loss <= goal]
@@ -168,7 +168,7 @@ class Forecast:
         ]
 
     def content(self) -> dict[str, Any]:
-        """Returns the forecast for JSON."""
+        """Returns the forecast as a dict, which becomes plan.json."""
 
         def of(x: Outcome) -> dict[str, Any]:
             width = x.width if x.width < math.inf else None
@@ -192,7 +192,7 @@ class Forecast:
 
 
 def forecast(settings: _settings.ForecastSettings) -> None:
-    """Prints what privacy would cost, and writes it to --output if that is given."""
+    """Runs `dpjax plan`: prints, and writes to --output, what privacy would cost."""
     folder = settings.output
     if folder is not None:
         _files.check_folder("--output", folder, names=_FILES)
@@ -260,7 +260,7 @@ class _Made:
         return Outcome(models[0].privacy, loss, score, self.width(epsilon))
 
     def without_privacy(self) -> tuple[Outcome, Outcome]:
-        """Returns the best of lines and curves without noise, and the best constant.
+        """Returns the quality of the best model without noise, and of a constant.
 
         A private additive model has curves only where a gain exceeds its noise. Here
         all columns of numbers have them, and the better loss and score count.
@@ -293,10 +293,11 @@ class _Made:
     ) -> int | None:
         """Returns about how many records make an interval as narrow as `width`.
 
-        A squared width is modeled as a / n for the sampling of records, as without
-        privacy, plus b / n^2 for the noise. Each fit gives the next number to try,
-        until it is within 10 per cent of the last. The number is rounded up to two
-        digits; None if the search finds none.
+        The search starts from the widths in `outcome`, at `epsilon`, and `ideal`,
+        without noise. A squared width is modeled as a / n for the sampling of records,
+        as without privacy, plus b / n^2 for the noise. Each fit gives the next number
+        to try, until it is within 10 per cent of the last. The number is rounded up to
+        two digits; None if the search finds none.
         """
         rows, reached = self.settings.rows, outcome.width
         most = _MOST_CELLS // len(self.data(2).feature_names)
@@ -330,11 +331,12 @@ class _Made:
     def _plan(
         self,
         epsilon: float,
-        model: _settings.ModelName | None,
-        rows: int | None = None,
+        model: _settings.ModelName | None,  # None: the default
+        rows: int | None = None,  # the number of records; None: --rows
         *,
-        intervals: bool = False,
+        intervals: bool = False,  # whether the model has standard errors
     ) -> tuple[Plan, Dataset]:
+        """Returns the plan of a training at `epsilon`, and simulated records for it."""
         data = self.data(rows or self.settings.rows)
         delta = self.settings.delta or default_delta(len(data.features))
         options = {"loss": self.loss, "model": model, "intervals": intervals}
@@ -354,7 +356,7 @@ def _two_digits(number: float) -> int:
 
 
 def _with_curves(data: Dataset, knots: tuple[float, ...]) -> Dataset:
-    """Returns data with more features: hat functions of the columns that may bend."""
+    """Returns `data` with more features: hat functions of numeric columns (splines)."""
     columns = list(bending_features(data.schema))
 
     def bent(rows: np.ndarray) -> np.ndarray:
@@ -372,7 +374,7 @@ def _judge(plan: Plan, data: Dataset, solution: Solution) -> tuple[float, float]
 
 
 def _measure(plan: Plan, predictions: np.ndarray, data: Dataset) -> tuple[float, float]:
-    """Returns the mean loss, and AUC for classes or else R2, on the test records."""
+    """Returns mean loss and AUC (of numbers R2) of predictions (n,) on test records."""
     targets, at = data.test_targets, jnp.asarray(predictions)
     loss = float(jnp.mean(plan.loss_fn.value(at, targets)))
     if data.task == "classification":
@@ -385,12 +387,12 @@ def _measure(plan: Plan, predictions: np.ndarray, data: Dataset) -> tuple[float,
 
 def made_records(
     schema: Schema,
-    num_samples: int,
+    num_samples: int,  # for training; the number of test records is fixed
     loss: _settings.LossName,
     *,
-    tail: float,
-    signal: float,
-    base_rate: float,
+    tail: float,  # degrees of freedom of Student's t-distribution
+    signal: float,  # in (0, 1)
+    base_rate: float,  # in (0, 1)
     seed: int,
 ) -> Dataset:
     """Draws records with the columns of a schema, for training and for tests.
@@ -459,7 +461,7 @@ def made_records(
 
 
 def _contents(result: Forecast) -> list[bytes]:
-    """Returns the page as JSON, Markdown and PNG."""
+    """Returns the contents of plan.json, plan.md and plan.png, for a forecast."""
     content = json.dumps(result.content(), indent=2, allow_nan=False, default=str)
     page = "# What privacy would cost\n\n"
     for head, *lines in result.tables():
@@ -472,7 +474,7 @@ def _contents(result: Forecast) -> list[bytes]:
 
 
 def _draw(result: Forecast) -> Figure:
-    """Draws the score against epsilon, and the bounds on attacks at each epsilon."""
+    """Returns a figure: the score against epsilon, and bounds on attacks by epsilon."""
     figure = Figure(figsize=(9.6, 4.2), dpi=200, layout="constrained")
     left, right = figure.subplots(1, 2)
     epsilons, scores = result.settings.epsilons, [x.score for x in result.outcomes]

@@ -113,7 +113,7 @@ def open_new(settings: OpenLedgerSettings) -> None:
 
 
 def show(settings: ShowLedgerSettings) -> None:
-    """Prints the limit, the runs, and what is left."""
+    """Runs `dpjax ledger show`: prints the limit, the runs, and what is left."""
     console, read = terminal(), read_ledger(settings.path)
     limit = read.limit
     console.print(
@@ -141,7 +141,7 @@ def show(settings: ShowLedgerSettings) -> None:
 
 
 def said_left(filled: PrivacyFilter) -> str:
-    """Returns a sentence on what is left, as the epsilon of one run."""
+    """Returns a sentence on what a ledger has left, as epsilon of a Gaussian run."""
     left = filled.left
     if left.divergence <= 0:
         return "Nothing is left."
@@ -152,7 +152,7 @@ def said_left(filled: PrivacyFilter) -> str:
 
 
 def _said_spent(read: Ledger) -> str:
-    """Returns a sentence on how many runs have spent how much, and when."""
+    """Returns a sentence on how many runs of a ledger spent how much, and when."""
     filled, days = read.filter, sorted(entry.at.isoformat() for entry in read.entries)
     if not days:
         return "No run has spent anything."
@@ -169,7 +169,11 @@ def _said_spent(read: Ledger) -> str:
 def _one_run(
     filled: PrivacyFilter, divergence: float, rounded: Callable[[float, int], str]
 ) -> str:
-    """Describes the Gaussian run that has a Renyi divergence, in words."""
+    """Returns words on a Gaussian run with this Renyi divergence: epsilon at a delta.
+
+    A ledger adds up divergences of one order, that of `filled`, but people know
+    epsilon. `rounded` takes a number and the digits to leave, and rounds up or down.
+    """
     # Gaussian noise has the divergence order / (2 multiplier^2).
     multiplier = math.sqrt((filled.order or 2) / (2 * max(divergence, 1e-300)))
     epsilon = gaussian_epsilon(multiplier, filled.delta, sensitivity=1.0)
@@ -180,7 +184,7 @@ def _one_run(
 
 
 def read_ledger(path: Path) -> Ledger:
-    """Reads a ledger from its file."""
+    """Returns the ledger in a TOML file; raises `ValueError` if it is malformed."""
     rule = "a file; dpjax ledger open FILE --epsilon E --delta D writes one"
     _validate.require(path.is_file(), "--ledger", str(path), rule)
     try:
@@ -212,7 +216,7 @@ def read_ledger(path: Path) -> Ledger:
 
 
 def _entry(content: Any) -> Entry:
-    """Returns the entry of a run from the content of the file, and checks its types."""
+    """Returns a run's entry from its table in the file; raises if a type is wrong."""
     of_type(dict, "runs", content)
     price = Spending(*(number(name, content[name]) for name in Spending._fields))
     _validate.non_negative(**price._asdict())
@@ -228,7 +232,7 @@ def _texts(content: Mapping[str, Any], name: str) -> tuple[str, ...]:
 
 
 def check_room(path: Path, unit: str | None) -> Ledger:
-    """Reads a ledger for a run that must protect the same unit.
+    """Returns the ledger in a file; raises unless it protects the same `unit` as a run.
 
     A guarantee for units does not imply one for records, because a replaced record may
     belong to another unit.
@@ -241,18 +245,18 @@ def check_room(path: Path, unit: str | None) -> Ledger:
 
 def charge(
     path: Path,
-    parts: Mapping[str, PrivacyGuarantee],
+    parts: Mapping[str, PrivacyGuarantee],  # of each release, by its name
     *,
-    source: Source,
+    source: Source,  # identifies the table
     method: str,
-    unit: str | None = None,
-    paid: str | None = None,
+    unit: str | None = None,  # the column of the unit of privacy
+    paid: str | None = None,  # the id of an entry
 ) -> Entry:
     """Adds a run to a ledger, before it releases anything; waits for other runs.
 
     A resumed run may be in the ledger as `paid`, and does not spend twice. A run is
     refused, and the ledger stays unchanged, if the run does not fit within the limit,
-    has another table or unit, or is in the ledger at another price.
+    has another table or unit, or is in the ledger at another price. Returns its entry.
     """
     path = path.resolve()  # a symbolic link to the ledger is kept
     with _files.locked(path):

@@ -101,8 +101,10 @@ FROM_SYSTEM: dict[Generator, str] = {
 def command(options: type[Options], place: str) -> Callable[..., None]:
     """Returns a function for typer that runs a command.
 
-    The command raises `ValueError` if an option, a file or the schema is wrong, before
-    it has written anything; and `OSError` if a file cannot be read or written.
+    The fields of the class `options` are the command's options, and `place` names the
+    module and function that run it, such as "_train.train". The function raises
+    `ValueError` if an option, a file or the schema is wrong, before it has written
+    anything; and `OSError` if a file cannot be read or written.
     """
     says, empty = declared(options), inspect.Parameter.empty
     defaults = {x.name: x.default for x in dataclasses.fields(options)}
@@ -132,7 +134,7 @@ def command(options: type[Options], place: str) -> Callable[..., None]:
 
 
 def _seen_by_typer(name: str, hint: Any, option: Option) -> Any:
-    """Returns typer's argument or option; its errors repeat a wrong number."""
+    """Returns typer's argument or option for a field with this name and type `hint`."""
     if option.metavar:
         return typer.Argument(metavar=option.metavar, help=option.help)
     text = option.help.replace("[", r"\[")  # rich reads brackets as markup

@@ -54,7 +54,7 @@ class Trained:
         return files(self.model(), self.report(noise_key))
 
     def report(self, noise_key: str) -> dict[str, Any]:
-        """Returns the public facts about the run for JSON."""
+        """Returns the content of report.json; `noise_key` names the key's source."""
         run, plan, data = self.run, self.plan, self.data
         content: dict[str, Any] = {
             "dpjax": dpjax.__version__,
@@ -128,7 +128,7 @@ class Trained:
 
 
 def files(model: Model, content: Mapping[str, Any]) -> dict[str, bytes]:
-    """Returns the contents of a run's files by name; the model is written last.
+    """Returns report.json (from `content`) and model.npz by name; the model comes last.
 
     The report lists coefficients with their intervals, if the model has intervals.
     """
@@ -147,7 +147,11 @@ def files(model: Model, content: Mapping[str, Any]) -> dict[str, bytes]:
 
 
 def _plain(entry: Any) -> Any:
-    """Returns arguments or numbers for JSON; None means that the solver decides."""
+    """Returns a solver's arguments or statistics, or parts of them, in types of JSON.
+
+    Vectors become lists, larger arrays a text with their shape, NaN and infinities
+    None, and unknown objects their repr.
+    """
     if isinstance(entry, Mapping):
         return {name: _plain(x) for name, x in entry.items()}
     if hasattr(entry, "shape"):
@@ -174,7 +178,7 @@ def _score_name(data: Dataset) -> str:
 
 
 def show(console: Console, trained: Trained) -> None:
-    """Prints the run, its scores if there are any, and the guarantee."""
+    """Prints a training's sizes, its scores if there are any, and the guarantee."""
     run, data, ranges = trained.run, trained.data, trained.ranges
     table, stats, num_places = run.table, trained.solution.stats, len(data.features)
     units = None if table is None else table.units
@@ -227,7 +231,7 @@ def show(console: Console, trained: Trained) -> None:
 
 
 def show_units_and_sample(console: Console, run: Run) -> None:
-    """Prints what is public about units, and the sizes and budgets of a sample."""
+    """Prints what is public on units of privacy, and a sample's sizes and budgets."""
     if run.table is not None and run.table.units is not None:
         console.print(run.table.units.public)
     if (sample := run.sample) is not None:
@@ -243,7 +247,7 @@ def show_units_and_sample(console: Console, run: Run) -> None:
 def _show_evaluation(
     console: Console, evaluation: Evaluation, privacy: PrivacyGuarantee
 ) -> None:
-    """Prints the private scores on held-out records, next to those of a constant."""
+    """Prints private scores on held-out records, next to those of a constant."""
     console.print(
         f"On {evaluation.num_samples:,} records held out, by a budget of their own of "
         f"{claim(privacy.epsilon, privacy.delta)}; in brackets, 95 per cent bounds for "
@@ -276,7 +280,7 @@ def _bounds(interval: Interval) -> str:
 
 
 def _table(data: Dataset, scores: list[Score]) -> Rows:
-    """Returns a table of the privacy, test risk and score of each method."""
+    """Returns a table for public data: privacy, test risk and score by method."""
     table = Rows()
     table.add_column("method", no_wrap=True)
     table.add_column("private")

@@ -46,7 +46,7 @@ class Ranges:
     noise: Noise  # of all releases together
 
     def joined(self, training: PrivacyGuarantee) -> PrivacyGuarantee:
-        """Returns the guarantee of the ranges and a training on the same records.
+        """Returns the guarantee of released ranges and a training on the same records.
 
         By basic composition epsilons add up, and so do deltas.
         """
@@ -62,10 +62,11 @@ class Ranges:
 
 
 def plan_ranges(table: Table, epsilon: float, delta: float) -> Ranges:
-    """Plans the release for the undeclared columns, from public facts alone.
+    """Plans the release of undeclared centers and scales, from public facts alone.
 
-    If the numbers of records and columns show that `least_seen` would exceed half of
-    the records, features are left out and the target gets the whole budget.
+    A scale is detected if `least_seen` records have numbers of about its size. If this
+    is over half of the records, features are left out and the target gets the whole
+    budget.
     """
     names, num_samples = table.open_columns(), table.num_samples
     rule = "left out where the schema leaves no center and scale open"
@@ -108,13 +109,14 @@ def release_ranges(
     *,
     key: Key,
     is_centered: bool = True,
-    may_bend: bool = False,
+    may_bend: bool = False,  # whether features may have curves
 ) -> tuple[Ranges, Table]:
-    """Releases centers and scales from the training records, and closes the table.
+    """Returns released centers and scales, and the table with them in its schema.
 
-    `release_scales` computes them, as for the estimators of `dpjax.sklearn`. The scale
-    of the target is measured from zero unless `is_centered`, as with a log link. If
-    features `may_bend`, most of their numbers are within two scales, as knots require.
+    `release_scales` computes them from the training records, as for the estimators of
+    `dpjax.sklearn`. The scale of the target is measured from zero unless `is_centered`,
+    as with a log link. If features `may_bend`, most of their numbers are within two
+    scales, as the knots of curves require.
 
     Privacy:
         `planned.privacy` under replace-one: one Gaussian mechanism.
@@ -169,7 +171,11 @@ def release_ranges(
 
 
 def _features(standard: Standard, *, may_bend: bool) -> list[Numeric]:
-    """Returns kinds for features of about unit size, or smaller if many are linear."""
+    """Returns the released center and scale of each column, with a limit for clipping.
+
+    Features then have about unit size, or less if many are linear, so that default step
+    sizes are stable. With `may_bend` the scales suit the knots of curves.
+    """
     centers, scales = standard.centers, standard.scales
     reach = np.minimum(standard.high - centers, _MOST_SCALES * scales)
     if may_bend:

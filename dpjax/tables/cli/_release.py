@@ -46,7 +46,7 @@ class RunFolder(NamedTuple):
     run: str = ""  # the digest of the command and the table, keyed by the run's key
 
     def checked(self) -> "RunFolder":
-        """Returns the folder with its path resolved, if it may be removed later."""
+        """Returns the folder with its path resolved, if it is safe to remove later."""
         shown, is_link = str(self.path), self.path.is_symlink()
         rule = "a folder, no link to one, since it is removed in the end"
         _validate.require(not is_link, "--checkpoint", shown, rule)
@@ -57,7 +57,7 @@ class RunFolder(NamedTuple):
         return RunFolder(Path(os.path.realpath(self.path)))
 
     def _is_of_a_run(self) -> bool:
-        """Returns whether the folder has only files of a run, and so may be removed."""
+        """Returns whether the folder has only files of a stopped run, or none."""
         files = {path.name: path for path in self.path.iterdir()}
         folders, states = [], []
         if (path := files.pop(_STATES, None)) is not None:
@@ -92,8 +92,9 @@ class RunFolder(NamedTuple):
         return key_of_words(content["key"])
 
     def bound(self, key: Key, parts: Iterable[bytes]) -> "RunFolder":
-        """Returns the folder bound to a run; refuses a folder of another run.
+        """Returns the folder with the digest of a run; raises if it has another's key.
 
+        `key` is the key of the noise, and `parts` the bytes of the options and records.
         The error depends on the records. It is for the curator, who keeps the folder
         secret, and outside of the guarantee.
         """
@@ -180,10 +181,11 @@ class Release(NamedTuple):
 
     @contextlib.contextmanager
     def recorded(self) -> Iterator[dict[str, bytes]]:
-        """Saves the key for the duration of a run, then writes the files that it adds.
+        """Yields a dict for files by name, which are written when the block ends.
 
-        If the run breaks off, the key stays only if there is a state to resume from. A
-        seed is not saved, because the same command gives it again.
+        The key is saved meanwhile, in the folder of --checkpoint. If the run breaks
+        off, it stays only if there is a state to resume from. A seed is not saved,
+        because the same command gives it again.
         """
         files: dict[str, bytes] = {}
         folder, how = self.run_folder, "With --checkpoint FOLDER a run can be resumed."
@@ -221,8 +223,8 @@ class Release(NamedTuple):
 def begin(settings: ReleaseOptions, names: Sequence[str]) -> Release:
     """Checks the paths of a release, and draws its key or loads a saved one.
 
-    The folder of --checkpoint must not be a link, and must be apart from the output and
-    the files that are read, because it is removed in the end.
+    `names` are the files to write. The folder of --checkpoint must not be a link, and
+    must be apart from the output and the inputs, because it is removed in the end.
     """
     name, source = public_name(settings.source), Path(settings.source)
     folder = settings.output or Path("dpjax-output", Path(name or source).stem)

@@ -48,7 +48,7 @@ _UNREADABLE = ArithmeticError, AttributeError, LookupError, TypeError, ValueErro
 
 
 def report(settings: _settings.ReportSettings) -> None:
-    """Writes the report of a run, whole or not at all; no table is read."""
+    """Runs `dpjax report`: writes a run's page, whole or not at all; reads no table."""
     path = Path(settings.run)
     if not path.is_file():
         names = [x for x in (REPORT, _DESCRIPTION) if (path / x).is_file()]
@@ -84,7 +84,7 @@ def report(settings: _settings.ReportSettings) -> None:
 
 
 def _described(content: Mapping[str, Any]) -> Description:
-    """Returns the description that `dpjax describe` wrote as this content."""
+    """Returns the description that `dpjax describe` wrote as this JSON content."""
     own, numbers, rows = content["privacy"], ("epsilon", "delta"), []
     for row in content["rows"]:
         cells: Any = {k: _ENDS[k] if x is None else x for k, x in row.items()}
@@ -107,7 +107,10 @@ def _described(content: Mapping[str, Any]) -> Description:
 def blocks_of(
     content: Content, released: Model | Description, ledger: Ledger | None
 ) -> Iterator[Block]:
-    """Yields the titles, paragraphs, tables and pictures of a report."""
+    """Yields the titles, paragraphs, tables and pictures of a report.
+
+    `content` is the JSON that the run wrote, report.json or description.json.
+    """
     privacy = _with_event(content, released.privacy)
     values = _values(content, released, privacy, ledger)
     costs = {
@@ -144,12 +147,16 @@ def blocks_of(
 
 
 def _values(
-    content: Content,
+    content: Content,  # the JSON of the run
     released: Model | Description,
     privacy: PrivacyGuarantee,
-    ledger: Ledger | None,
+    ledger: Ledger | None,  # of the table, if it is given
 ) -> dict[str, Any]:
-    """Returns the placeholders' values; a condition that holds is "", else missing."""
+    """Returns the values of the placeholders in the template `report.md`.
+
+    A placeholder may be a condition: its value is "" if the condition holds, else
+    missing, and then the paragraph is left out.
+    """
     terms, unit = content["privacy"] | content, content.get("unit")
     scores, is_model = content.get("evaluation", {}), isinstance(released, Model)
     count = content["num_samples"] + scores.get("num_samples", 0)
@@ -205,6 +212,7 @@ def _values(
 
 
 def _attacks(privacy: PrivacyGuarantee) -> list[Block]:
+    """Returns a table and a picture of bounds on membership attacks, by error rate."""
     columns = _RATES, privacy.tradeoff(_RATES), privacy.posterior(0.01, _RATES)
     lines = [[*map(_percent, line)] for line in zip(*columns, strict=True)]
     head = ['wrong ones with a "yes"', "right ones, at most", "sure, at most"]
@@ -218,10 +226,11 @@ def _attacks(privacy: PrivacyGuarantee) -> list[Block]:
 def _with_event(content: Content, privacy: PrivacyGuarantee) -> PrivacyGuarantee:
     """Returns the guarantee with its event, if the run has Gaussian noise alone.
 
-    This holds if the noise multiplier, of all steps or of each, costs exactly what the
-    run states. The k records of a unit together move a mean k times as far as one
-    record. A sample has the delta(epsilon) of a batch without replacement, whatever the
-    run on it releases (Balle, Barthe, Gaboardi 2018, Theorem 9).
+    The event, which files lack, gives tighter bounds on attacks. It is known if the
+    noise multiplier, of all steps or of each, costs exactly what the run states. The k
+    records of a unit together move a mean k times as far as one record. A sample has
+    the delta(epsilon) of a batch without replacement, whatever the run on it releases
+    (Balle, Barthe, Gaboardi 2018, Theorem 9).
     """
     stats, sample = content.get("stats", {}), content.get("sample")
     multiplier, num_steps = stats.get("noise_multiplier"), stats.get("num_steps", 1)
@@ -232,7 +241,6 @@ def _with_event(content: Content, privacy: PrivacyGuarantee) -> PrivacyGuarantee
     epsilon, delta = group_budget(budget["epsilon"], budget["delta"], size)
     if "rows" in content:  # a description
         multiplier = noise_multiplier(epsilon, delta, Sampling(num_steps=1))
-    # The multiplier may be for all steps together (num = 1) or for each step.
     for num in {1, num_steps} if multiplier else ():
         cost = noise_multiplier_to_epsilon(multiplier, delta, Sampling(num_steps=num))
         if math.isclose(cost, epsilon, rel_tol=1e-6):
@@ -246,7 +254,7 @@ def _with_event(content: Content, privacy: PrivacyGuarantee) -> PrivacyGuarantee
 
 
 def _of_model(content: Content, model: Model) -> dict[str, list[Block]]:
-    """Returns the parts of a page that only the report on a model has, by name."""
+    """Returns the blocks that only reports on models have, by name in `report.md`."""
     settings = [
         [name.replace("_", " "), _plain(entry)]
         for name, entry in (content["arguments"] | content["stats"]).items()
@@ -298,7 +306,7 @@ def _public(content: Content, model: Model) -> Rows:
 
 
 def _kind_of(kind: Any) -> str:
-    """Returns what a column holds in words, with its categories or its scale."""
+    """Returns in words what a column of a kind holds: its categories or scale."""
     if kind.categories:
         return f"categories: {_listed(kind.categories)}"
     if not isinstance(kind, Numeric):
@@ -310,6 +318,7 @@ def _kind_of(kind: Any) -> str:
 
 
 def _numbers(model: Model) -> Iterator[Block]:
+    """Yields a picture and a table of a model's coefficients or curves, and notes."""
     if 0 < len(model.columns) <= _MOST_PANELS:
         yield Picture(figure_of(model), "What each column adds")
     head, lines = weights_of(model)

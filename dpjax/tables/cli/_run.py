@@ -57,8 +57,8 @@ class Run:
     def of_file(self, privacy: PrivacyGuarantee) -> PrivacyGuarantee:
         """Returns the guarantee for the file, given one for the records that were read.
 
-        The largest guarantee of releases of disjoint records holds for all of them, as
-        without a sample.
+        These may be a random sample, which amplifies it. The largest guarantee of
+        releases of disjoint records holds for all of them, as without a sample.
         """
         if self.table is None or self.table.sample is None:
             return privacy
@@ -77,7 +77,7 @@ class Run:
 
     @functools.cached_property
     def privacy(self) -> PrivacyGuarantee:
-        """The guarantee of all releases together, for the file."""
+        """The guarantee of all releases, training and evaluation, for the file."""
         first, *rest = self.parts.values()
         if not rest:
             return self.of_file(first)
@@ -94,7 +94,7 @@ class Run:
 
     @property
     def sample(self) -> dict[str, Any] | None:
-        """The sizes and budgets of the sample for JSON; None without a sample."""
+        """The sizes and budgets of a random sample, for JSON; None without a sample."""
         if self.table is None or self.table.sample is None:
             return None
         return {
@@ -107,7 +107,7 @@ class Run:
 
 
 def plan_training(settings: Settings, source: Table | Dataset) -> Run:
-    """Plans and prices a training on a file that was read, or on a public data set."""
+    """Returns a run: the plan of a training on `source`, and its price in privacy."""
     if isinstance(source, Dataset):
         asked = _asked(settings, len(source.features))
         plan = make_plan(settings, source, asked)
@@ -163,11 +163,11 @@ def _budgets(settings: ReleaseOptions, table: Table) -> tuple[Budget, Budget, Bu
 def charge(
     run: Run, release: Release, source: Table | Dataset
 ) -> tuple[Release, str | None]:
-    """Binds a release to its run, and enters the run into its --ledger, if it has one.
+    """Returns the release tied to its run, and the run's id in the --ledger, if any.
 
-    Returns the release and the id of the entry. A run that resumes from its folder,
-    with the same options, has an entry already, which pays for one release: that
-    release has not been made yet.
+    A digest of the options and records ties the release's key to them. The run is
+    entered into the ledger. A run that resumes from its folder, with the same options,
+    has an entry already, which pays for one release, and that has not been made yet.
     """
     settings, paid = run.settings, None
     options = repr(dataclasses.replace(settings, output=None, checkpoint=None))

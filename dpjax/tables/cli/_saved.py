@@ -41,7 +41,7 @@ def model_at(path: str) -> Model:
 
 
 def show(settings: _settings.ShowSettings) -> None:
-    """Prints a model in the units of its table, and its guarantee."""
+    """Runs `dpjax show`: prints a model in its table's units, and its guarantee."""
     model = model_at(settings.model)
     console = _terminal.terminal()
     versions = ", ".join(f"{k} {v}" for k, v in (model.versions or {}).items())
@@ -60,7 +60,7 @@ def show(settings: _settings.ShowSettings) -> None:
 
 
 def plot(settings: _settings.PlotSettings) -> None:
-    """Draws each column's effect as PNG or SVG, written whole or not at all."""
+    """Runs `dpjax plot`: writes a picture of each column's effect (PNG or SVG)."""
     output = settings.output
     _terminal.check_output(output, {"MODEL": Path(settings.model)})
     model = model_at(settings.model)
@@ -71,7 +71,11 @@ def plot(settings: _settings.PlotSettings) -> None:
 
 
 def figure_of(model: Model, *, is_dark: bool = False) -> Any:
-    """Draws what each column adds to a model's predictions, with matplotlib."""
+    """Returns a matplotlib figure with a panel for each column of a model.
+
+    A panel shows the column's contribution to the target or the log odds, or its factor
+    of the mean, by the value of the column.
+    """
     stated = claim(model.privacy.epsilon, model.privacy.delta)
     label, effect, _ = _words_of(model)
     return _pages.plot(
@@ -83,7 +87,7 @@ def figure_of(model: Model, *, is_dark: bool = False) -> Any:
 
 
 def _words_of(model: Model) -> tuple[str, str, str]:
-    """Returns a curve's label, a column's effect, and a text on the prediction."""
+    """Returns an axis label, a column's effect, and what is predicted, in words."""
     name = target = model.target_name
     number = "number" if model.curves.knots else "coefficient"
     if model.positive is not None:
@@ -111,7 +115,7 @@ def meaning(model: Model) -> str:
 
 
 def weights_of(model: Model) -> tuple[list[str], list[list[str]]]:
-    """Returns the titles and rows of coefficients (with any intervals) or curves."""
+    """Returns titles and rows of a table of coefficients (with intervals) or curves."""
     if model.standard_errors is not None:
         summary = model.summary()
         pairs = zip(summary.names, summary.rows, strict=True)
@@ -128,7 +132,7 @@ def weights_of(model: Model) -> tuple[list[str], list[list[str]]]:
 
 
 def _coefficients(model: Model) -> Iterator[tuple[str, str, list[float]]]:
-    """Yields columns, the category or step of a coefficient, and the coefficient."""
+    """Yields a column, its category or "larger by 1", and a list of its coefficient."""
     weights = model.coefficients()
     for key, kind in model.columns.items():
         for place, name in enumerate(kind.names(key)):
@@ -164,7 +168,7 @@ def _at_one(model: Model) -> str:
 
 
 def limits_of(model: Model) -> Iterator[str]:
-    """Yields the bounds on means and columns, and the value of missing cells."""
+    """Yields sentences on a model's bounds on means and columns, and missing cells."""
     if model.mean_range is not None:
         low, high = model.mean_range
         of = ""
@@ -184,7 +188,7 @@ def limits_of(model: Model) -> Iterator[str]:
 
 
 def predict(settings: _settings.PredictSettings) -> None:
-    """Predicts the target of every record of a file.
+    """Runs `dpjax predict`: writes the predicted target of every record as CSV.
 
     No guarantee covers the records of this file: neither their predictions, nor the
     messages on standard error about their cells, which are for the curator alone.
@@ -237,7 +241,7 @@ def predict(settings: _settings.PredictSettings) -> None:
 
 
 def _said_of_cells(model: Model, columns: Mapping[str, Column]) -> Iterator[str]:
-    """Yields messages, by column, on cells that cannot be used as they are."""
+    """Yields messages for the file's owner on cells that cannot be used, by column."""
     kinds: dict[str, Numeric | Categorical | BoundedColumn]
     kinds = {k: v for k, v in model.columns.items() if k in columns}
     if (exposure := model.exposure) is not None and exposure.column in columns:
@@ -268,7 +272,7 @@ def _said_of_cells(model: Model, columns: Mapping[str, Column]) -> Iterator[str]
 def _said_of_means(
     model: Model, columns: Mapping[str, Column], means: np.ndarray
 ) -> Iterator[str]:
-    """Yields a message on means at an end of the model's range."""
+    """Yields a message if predicted means (n,) are at an end of the model's range."""
     if model.mean_range is None:
         return
     exposure, shares = model.exposure, 1.0

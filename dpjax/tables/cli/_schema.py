@@ -129,7 +129,11 @@ def for_largest(kind: Numeric, exposure: BoundedColumn | None) -> Numeric:
 def declared_columns(
     path: Path, *, schema: Path, target: str | None, text_format: TextFormat = PLAIN
 ) -> tuple[dict[str, Kind], str | None]:
-    """Returns the declared kind of each column, for any loss, and the target's name."""
+    """Returns the schema's declaration of each column, and the target's name, if any.
+
+    A declaration is a center and scale, a list of categories, a maximum, or None for
+    numbers of unknown range. The columns must be in the file at `path`.
+    """
     names = column_names(path, text_format)
     check_target(target, names)
     declared = read_schema(schema, link=None, allows_empty=True)
@@ -149,7 +153,7 @@ def check_target(target: str | None, names: list[str]) -> None:
 def check_columns(
     declared: Schema, target: str | None, path: Path, names: list[str]
 ) -> str | None:
-    """Checks that the file has the declared columns; returns the name of the target."""
+    """Returns the target's name; raises if columns are missing or used twice."""
     asked, stated, bounded = target, declared.target_column, [*declared.bounded]
     unknown = [x for x in (*declared.columns, *bounded) if x not in names]
     target = target or stated
@@ -180,7 +184,7 @@ def _has(entry: Any, *names: str) -> bool:
 
 
 def _column(name: str, entry: Any, allows_empty: bool) -> Numeric | Categorical | None:
-    """Returns the kind that an entry declares; None if it may be empty and is."""
+    """Returns the kind that [columns.name] declares; None if it may be empty and is."""
     where = f"[columns.{toml_key(name)}]"
     if not _has(entry, "categories"):
         return _numeric(where, entry, allows_empty)

@@ -89,7 +89,7 @@ class TextOptions(Options):
 
     @property
     def text_format(self) -> TextFormat:
-        """The format in which the file is read."""
+        """The format of the file, from the options and `quoted` in the schema."""
         is_quoted, schema = self.quoted, getattr(self, "schema", None)
         if schema is not None and not is_quoted:
             # `read_schema` checks the rest of the file.
@@ -235,6 +235,7 @@ class Settings(ReleaseOptions):
     )
 
     def __post_init__(self) -> None:
+        """Checks that no option is given together with one that excludes it."""
         super().__post_init__()
         one_record, is_plain = self.unit is None, not self.intervals
         is_tweedie = self.loss == "tweedie"
@@ -345,7 +346,7 @@ class ForecastSettings(Options):
 
     @property
     def epsilons(self) -> list[float]:
-        """The values of epsilon, in ascending order."""
+        """The numbers in --epsilon, ascending; raises unless they are 1 to 6."""
         try:
             values = sorted({float(x) for x in self.epsilon.split(",")})
         except ValueError:

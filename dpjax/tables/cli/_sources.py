@@ -53,16 +53,16 @@ class Draw(NamedTuple):
     def read(
         self,
         path: Path,
-        names: list[str],
+        names: list[str],  # of the columns to read
         text_format: TextFormat,
         *,
-        numbers: Container[str] = (),
+        numbers: Container[str] = (),  # kept in float32, which needs less memory
     ) -> tuple[dict[str, Column], Units | None, Sample | None]:
         """Reads columns of a file in one pass, and keeps the records of the sample.
 
-        The columns `numbers` are kept in float32, which takes less memory than text.
-        Returns the columns, the units of their records, and the sample. It is None if
-        no more than `size` are there, and the records are then in the file's order.
+        Returns the columns, the units of privacy of their records, and the sample's
+        size. It is None if no more than `size` are there, and the records are then in
+        the file's order.
         """
         wanted = [*names, *([] if self.unit is None else [self.unit])]
         tags = Tags(self.key)
@@ -146,7 +146,7 @@ class Table:
         return dataclasses.replace(self, units=units, is_test=is_test)
 
     def parts(self) -> Iterator[bytes]:
-        """Yields the bytes of all that a run reads of the file, for a digest."""
+        """Yields all bytes that a run reads of the file; their digest identifies it."""
         units = self.units
         report = units and units.report()
         public = self.schema, self.target, [*self.columns], report, self.sample
@@ -182,7 +182,10 @@ class Table:
         return [name for name, kind in kinds.items() if kind is None]
 
     def with_ranges(self, ranges: Mapping[str, Numeric]) -> "Table":
-        """Fills open columns in from `ranges`; drops open columns that it lacks."""
+        """Returns the table with `ranges` as the undeclared centers and scales.
+
+        Columns that are undeclared and not in `ranges` are left out.
+        """
         columns = {
             name: ranges.get(name, kind)
             for name, kind in self.schema.columns.items()
@@ -207,9 +210,10 @@ def load_public(name: str, settings: Settings) -> Dataset:
 
 
 def read_private(settings: Settings, key: Key) -> Table:
-    """Reads the columns of a schema from a user's file, and holds records out.
+    """Returns the `Table` of a user's file for a training, with its schema checked.
 
-    A sample is drawn with `key` if the file is too large. No value of a cell raises.
+    A share --holdout of the records is marked for tests. A sample is drawn with `key`
+    if the file is too large. No value of a cell raises.
     """
     path, text_format = Path(settings.source), settings.text_format
     schema, target, link = settings.schema, settings.target, link_of(settings.loss)
@@ -253,14 +257,14 @@ def read_private(settings: Settings, key: Key) -> Table:
 
 def read_records(
     path: Path,
-    draw: Draw,
+    draw: Draw,  # plans the sample
     schema: _schema.Schema,
-    target: str,
-    names: list[str],
+    target: str,  # "" if nothing is predicted
+    names: list[str],  # of all columns of the file
     text_format: TextFormat,
-    numbers: Container[str] = (),
+    numbers: Container[str] = (),  # columns to convert to float32
 ) -> Table:
-    """Reads the columns of a schema from a file, as `draw` plans it."""
+    """Returns the `Table` of a file: the schema's columns, of a sample if too large."""
     targets = [target] if target else []
     used = [*schema.columns, *targets, *schema.bounded]
     rule = f"a column of {names} that is neither a feature nor the target"
@@ -290,11 +294,11 @@ def _check_model(
 
 
 def encode_table(table: Table) -> Dataset:
-    """Encodes a table by its schema; the last feature is an intercept of ones.
+    """Returns a table's features and targets, encoded by its schema, for the solvers.
 
-    A number is standardized as the schema says; a cell without a number is at the
-    center. In classification, the positive value becomes +1 and any other value -1. A
-    record without a target has weight zero.
+    The last feature is an intercept of ones. A number is standardized as the schema
+    says; a cell without a number is at the center. In classification, the positive
+    value becomes +1 and any other value -1. A record without a target has weight zero.
     """
     declared, target = _closed(table)
     cells = table.columns[table.target]
@@ -381,7 +385,7 @@ def blank_data(table: Table) -> Dataset:
 def _closed(
     table: Table,
 ) -> tuple[dict[str, Numeric | Categorical], Numeric | Categorical]:
-    """Returns the kinds of the features and the target, if none is open."""
+    """Returns the encodings of features and target; raises if one is undeclared."""
     declared = {k: v for k, v in table.schema.columns.items() if v is not None}
     target = table.schema.target
     if target is None or len(declared) < len(table.schema.columns):

@@ -86,9 +86,10 @@ def end_stage() -> None:
 
 @contextlib.contextmanager
 def refusals(as_typed: Mapping[str, str] = _NOTHING) -> Iterator[None]:
-    """Prints an error on one line, so that paths in it can be copied; exits with 2.
+    """Prints an error in the block on one line, so that it can be copied; exits with 2.
 
-    No error depends on values of private records, except with --strict or --checkpoint.
+    `as_typed` has the option that the user typed for an argument's name. No error
+    depends on values of private records, except with --strict or --checkpoint.
     """
     try:
         yield

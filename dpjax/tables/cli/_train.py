@@ -15,7 +15,7 @@ from dpjax.tables.cli._terminal import progress_bars, show_paths, stage, termina
 
 
 def train(settings: Settings) -> None:
-    """Trains a private model, writes its files and prints what may be printed.
+    """Runs `dpjax train`: trains a private model, writes its files, prints results.
 
     On a user's file only the private method runs, and only what its guarantee covers is
     written to files and standard output. With --ledger the run is refused, or entered
@@ -72,7 +72,7 @@ def train(settings: Settings) -> None:
 
 
 def warn_of_cells(table: Table, settings: Settings) -> None:
-    """Warns the curator of columns that can hardly be used; stops with --strict."""
+    """Warns the data's owner of columns that can hardly be used; raises if --strict."""
     is_warned = warn_curator(table.schema, table.target, table.columns)
     if is_warned and settings.strict:
         nothing = "written" if settings.ledger else "spent or written"

@@ -1,18 +1,16 @@
 """Units of privacy, such as persons: neighboring tables differ in one unit's records.
 
-Two tables are neighbors if they differ in the records of one name: any other records
-under the same name replace them. Names are public. They are either the names that
-occur, so that each is known to have a record, or a public list, where a name may have
-no record.
+In a neighboring table, other records under the same name replace those of one name.
+Names are public: either the names that occur, so that each is known to have a record,
+or a public list, where a name may have no record.
 
-The records are laid out as (units, k): k places for each name, in the order of the
-sorted names, so that the places of a name depend on no record. The first k records of
-the unit are in its places. Further records are left out, and empty places are zeros:
-all divisors are units times k, and the number of records stays private. Neighbors
-differ in up to k places of one unit, which is held out or trained on as a whole. A
-method that is private for one place is private for a unit by
-`PrivacyGuarantee.for_groups`. That costs k times the noise, but a mean has k times as
-many places: its noise is the same as for a mean of the units' means.
+The records are laid out as (units, k): k places for each name, by sorted names, so that
+the places of a name depend on no record. The first k records of the unit are in its
+places. Further records are left out, and empty places are zeros: all divisors are units
+times k, and the number of records stays private. Neighbors differ in up to k places of
+one unit, which is held out or trained on as a whole. A method that is private for one
+place is private for a unit by `PrivacyGuarantee.for_groups`. That costs k times the
+noise, but a mean has k times as many places: its noise is that of a mean of unit means.
 """
 
 import re
@@ -52,7 +50,7 @@ class Units:
 
     @property
     def public(self) -> str:
-        """A sentence on what is public about the units, and what is protected."""
+        """A sentence on what is public on units of privacy, and what is protected."""
         if self.is_listed:
             return (
                 f"The list of values of {self.column} that was given is public; "
@@ -84,16 +82,15 @@ class Units:
 
 def units_of(
     column: str,
-    cells: Iterable[Any] | Texts,
-    size: int,
-    names: Iterable[str] | None = None,
-    order: Sequence[str] | None = None,
+    cells: Iterable[Any] | Texts,  # of the column
+    size: int,  # the largest number of records of a unit that count
+    names: Iterable[str] | None = None,  # of all units, as `name_of` writes them
+    order: Sequence[str] | None = None,  # the units with places; None: all, sorted
 ) -> Units:
-    """Returns the units of a table, from the column with their names.
+    """Returns the units of privacy of a table, from the column with their names.
 
-    `names` lists all units, as `name_of` writes them; other records belong to no unit.
-    Without it the units are the names that occur, with records without a value as one
-    unit. `order` has the units that have places; by default all, sorted.
+    Records of names that are not in `names` belong to no unit. Without it the units are
+    the names that occur, with records without a value as one unit.
     """
     distinct, codes = named(cells)
     ordered = order or sorted(set(distinct if names is None else names))
@@ -108,7 +105,7 @@ def units_of(
 
 
 def named(cells: Iterable[Any] | Texts) -> tuple[list[str], np.ndarray]:
-    """Returns names, perhaps with duplicates, and the index of each cell's name."""
+    """Returns names of units, with duplicates, and the index in them of each cell."""
     if isinstance(cells, Texts):
         texts, codes = cells.distinct
     elif isinstance(cells, np.ndarray) and cells.dtype != object:
@@ -120,7 +117,7 @@ def named(cells: Iterable[Any] | Texts) -> tuple[list[str], np.ndarray]:
 
 
 def name_of(cell: Any) -> str:
-    """Returns the name in a cell, in one spelling for all types of its column.
+    """Returns the name of a unit, such as a person, in one spelling for all types.
 
     A column of integers is read as floats if a cell is missing, which must not change
     the names in the other cells.
@@ -135,7 +132,7 @@ def name_of(cell: Any) -> str:
 
 
 def read_names(path: Path) -> list[str]:
-    """Returns the names of a public list, one per line."""
+    """Returns the names of units in a public list, one per line; raises without any."""
     try:
         lines = path.read_text("utf-8-sig").split("\n")
     except (OSError, ValueError) as why:

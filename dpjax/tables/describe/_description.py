@@ -127,7 +127,7 @@ class Description:
 
     @property
     def reading(self) -> str:
-        """Sentences on how to read the numbers."""
+        """Sentences on how to read intervals, other categories and units of privacy."""
         text = f"In brackets: {100 * self.level:g} % intervals, of sampling and noise."
         if any(row.of == OTHER for row in self.rows):
             text += f" {OTHER}: cells in none of the listed categories, be it another "
@@ -139,7 +139,7 @@ class Description:
 
     @property
     def costs(self) -> list[Cost]:
-        """The cost of each part."""
+        """The budget share and the epsilon of each released part."""
         size, once = self.sample_size or self.num_samples, Sampling(num_steps=1)
         given = self.privacy.epsilon, self.privacy.delta
         own = sample_budget(*given, num_samples=self.num_samples, sample_size=size)
@@ -152,7 +152,7 @@ class Description:
         return costs
 
     def tables(self) -> list[tuple[list[str], list[list[str]]]]:
-        """Returns headers and lines of a table for numbers and one for categories.
+        """Returns titles and lines of a table for numbers and one for categories.
 
         A table without lines is left out, and so are histograms.
         """
@@ -175,7 +175,7 @@ class Description:
         return pages
 
     def content(self) -> dict[str, Any]:
-        """Returns the description for JSON; an infinite end is None."""
+        """Returns the description as a dict for JSON; an infinite end is None."""
         rows = [
             {k: x if isinstance(x, str) or math.isfinite(x) else None for k, x in cells}
             for cells in (row._asdict().items() for row in self.rows)
@@ -279,7 +279,7 @@ class Description:
 
 
 def numbers_of(description: Description) -> list[_pages.Block]:
-    """Returns how to read the numbers, their tables, and a picture if possible."""
+    """Returns blocks of a page: how to read the numbers, their tables, a picture."""
     blocks: list[_pages.Block] = [
         _pages.Text(
             f"{description.reading} Counts have noise, and then are moved to the "
@@ -314,12 +314,12 @@ def _by(rows: Iterable[Row], field: str) -> list[tuple[str, list[Row]]]:
 
 def _draw_numbers(
     panel: Any,
-    rows: list[Row],
-    edges: Sequence[float],
+    rows: list[Row],  # of the column in all groups
+    edges: Sequence[float],  # of the histogram's bins
     colors: tuple[str, ...],
-    ink: str,
+    ink: str,  # the color of intervals
 ) -> None:
-    """Draws the histogram of each group, with points of its statistics below."""
+    """Draws a numeric column on axes `panel`: each group's histogram and statistics."""
     groups = _by(rows, "group")[:_MOST_LINES]
     for place, (_, own) in enumerate(groups):
         bins = [row for row in own if row.statistic == "histogram"]
@@ -347,7 +347,7 @@ def _draw_numbers(
 def _draw_categories(
     panel: Any, rows: list[Row], colors: tuple[str, ...], ink: str, rule: str
 ) -> None:
-    """Draws the counts of categories, or with several groups their shares in each."""
+    """Draws counts of categories on axes `panel`, or with groups shares in each."""
     groups = _by(rows, "group")
     statistic = "count" if len(groups) == 1 else "share"
     groups = groups[: len(_MARKERS) * len(colors)]

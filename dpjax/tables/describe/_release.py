@@ -155,10 +155,10 @@ def release(
     key: Key,
     epsilon: float,
     delta: float,
-    by: str | None,
-    level: float,
+    by: str | None,  # the column of groups
+    level: float,  # the probability of each interval
     place: Place | None = None,
-    num_samples: int | None = None,
+    num_samples: int | None = None,  # n of the table; None: of the columns
 ) -> Description:
     """Releases a description of columns of one shape (n,), as `describe` does.
 
@@ -229,7 +229,7 @@ def guarantee(num_samples: int, epsilon: float, delta: float) -> PrivacyGuarante
 
 
 def check(schema: Mapping[str, Kind], by: str | None) -> None:
-    """Requires kinds of columns, categories of `by`, and few counts in each column."""
+    """Raises unless the schema and the column of groups `by` can be described."""
     _validate.require(len(schema) > 0, "schema", schema, "at least one column long")
     kinds = _kinds_of(schema)
     for name, kind in kinds.items():
@@ -297,7 +297,11 @@ class Groups(NamedTuple):
     def counted(
         self, cells: np.ndarray, num_cells: int, budget: Budget, key: Key
     ) -> tuple[np.ndarray, np.ndarray, float, float]:
-        """Releases (num_cells, G) counts, their errors, noise stddev and multiplier."""
+        """Releases counts of records by group (G groups) and by bin or category.
+
+        `cells` (n,) has each record's bin. Returns counts (num_cells, G), their
+        standard errors, the stddev of the noise, and the noise multiplier.
+        """
         joint = np.where(self.codes < 0, np.nan, self.codes * num_cells + cells)
         total = len(self.names) * num_cells
         edges = np.arange(total + 1, dtype=np.float32) - 0.5
@@ -327,7 +331,7 @@ class Statistics(NamedTuple):
 
     @property
     def known(self) -> tuple[np.ndarray, float]:
-        """The number of cells with a number or a category, and its noise's variance."""
+        """Noisy numbers (G,) of cells that are not missing, and their variance."""
         # Numbers are counted twice, so that the counts are weighted by their variances.
         cells, variance = self.cells[: len(self.labels)], self.stddev**2
         total, variance = np.sum(cells, axis=0, dtype=float), len(cells) * variance
@@ -346,7 +350,7 @@ class Statistics(NamedTuple):
         return known + self.cells[-1], variance + self.stddev**2
 
     def divided(self, group: int, size: int) -> tuple[int, int]:
-        """Returns the numbers of known and missing cells in a group of `size` cells."""
+        """Returns how many of a group's `size` cells hold a value, and are missing."""
         if self.counted is None:
             return size, 0
         (sizes, total), (known, variance) = self.size, self.known
@@ -359,7 +363,11 @@ class Statistics(NamedTuple):
 def _of_numbers(
     kind: Numeric, column: Column, groups: Groups, budget: Budget, key: Key
 ) -> Statistics:
-    """Releases counts, means, quantiles and a histogram of numbers in every group."""
+    """Releases counts, means, quantiles and a histogram of numbers in every group.
+
+    The budget of this column is divided among them, and pays for the edges of the
+    histogram if `kind` has no limit, which gives a public range.
+    """
     mean_key, edge_key, count_key = _keys.split(key, 3)
     within, edges = kind.range, None
     if within[1] < math.inf:  # the edges of equal bins, if they differ
@@ -388,7 +396,6 @@ def _of_numbers(
     multipliers = [float(moments.stats["noise_multiplier"])]
 
     of_bins = budget.part(_HISTOGRAM)
-    # Without a public range a part of the histogram's budget finds the edges.
     if edges is None:
         inside = np.where(groups.codes < 0, np.float32(np.nan), numbers)
         released = private_edges(edge_key, jnp.asarray(inside), of_bins.multiplier)
@@ -423,7 +430,7 @@ def _codes(kind: Categorical, column: Column) -> np.ndarray:
 
 
 def _bins(edges: tuple[float, ...]) -> list[str]:
-    """Returns the names of bins; the outer bins are open.
+    """Returns names of a histogram's bins, from its edges; the outer bins are open.
 
     Example:
         >>> _bins((0.0, 1.0, 2.5, 4.0))
@@ -437,9 +444,11 @@ def _bins(edges: tuple[float, ...]) -> list[str]:
 def _sizes_of(
     groups: Groups, releases: Sequence[Statistics], own: Statistics | None
 ) -> np.ndarray:
-    """Returns the number of records in each group, integers of shape (G,)."""
-    # Every column with these groups, and the column of groups itself (`own`), has noisy
-    # sizes, which are averaged with inverse variances as weights.
+    """Returns estimates of the number of records in each group, integers (G,).
+
+    Every column with these groups, and the column of groups itself (`own`), has noisy
+    sizes, which are averaged with inverse variances as weights.
+    """
     counts = [release.size for release in releases]
     if own is not None:
         counts.append((own.cells[:, 0], own.stddev**2))
@@ -476,16 +485,16 @@ def _divided(counts: np.ndarray, total: int) -> np.ndarray:
 
 
 def _rows_of(
-    name: str,
-    release: Statistics,
+    name: str,  # of the column
+    release: Statistics,  # of the column
     groups: Groups,
-    sizes: np.ndarray,
-    z: float,
-    scale: float,
+    sizes: np.ndarray,  # (G,), numbers of records in the groups
+    z: float,  # the normal quantile of the intervals
+    scale: float,  # n / m, which multiplies counts of a sample
     *,
-    cells: np.ndarray | None = None,
+    cells: np.ndarray | None = None,  # in place of the release's counts
 ) -> Iterator[Row]:
-    """Yields the rows of a column by groups; `scale` multiplies counts of a sample."""
+    """Yields a column's rows of the description, with intervals, for each group."""
     in_table = (0, len(groups.codes)), scale
     shares, share_errors = _shares(release, groups.num_records)
     for group, (group_name, size) in enumerate(zip(groups.names, sizes, strict=True)):
@@ -521,12 +530,15 @@ def _rows_of(
 def _shares(
     release: Statistics, num_records: int | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns shares of counts (k, G) in their groups, and their standard errors."""
+    """Returns shares (k, G) of k categories in G groups, and their standard errors.
+
+    `num_records` is the public size of a single group, or None. Then N is the sum of k
+    noisy counts, and the noise of a share p = c / N has variance ((1 - p)^2 + (k - 1)
+    p^2) stddev^2 / N^2.
+    """
     counts, stddev = release.cells, release.stddev
     if num_records is not None:
         return counts / num_records, release.errors / num_records
-    # Else N is the sum of k noisy counts, and the noise of a share p = c / N has
-    # variance ((1 - p)^2 + (k - 1) p^2) stddev^2 / N^2.
     k = len(counts)
     total = np.sum(counts, axis=0, dtype=float)
     known = np.maximum(total, 1.0)

@@ -67,7 +67,7 @@ def read_names(path: Path, text_format: TextFormat) -> list[str]:
 def read_chunks(
     path: Path, names: list[str], text_format: TextFormat
 ) -> Iterator[dict[str, Any]]:
-    """Yields the columns in `names` block by block, at least one block."""
+    """Yields the columns in `names` as `Texts`, block by block, at least one block."""
     header, delimiter, blocks = _begin(path, text_format)
     if missing := set(names) - set(header):
         raise ValueError(f"its columns have changed: {missing} are not there")
@@ -81,7 +81,7 @@ def read_chunks(
 
 
 def survey(path: Path, text_format: TextFormat) -> Survey:
-    """Counts odd lines of a file, for the eyes of its owner only."""
+    """Counts lines that may be no records, for the file's owner only: not private."""
     header, delimiter, blocks = _begin(path, text_format)
     counts, blank_at_end, last = Counter[str](), 0, ""
     for records in blocks:
@@ -106,7 +106,7 @@ def survey(path: Path, text_format: TextFormat) -> Survey:
 
 
 def _begin(path: Path, text_format: TextFormat) -> tuple[list[str], str, Iterator[Any]]:
-    """Returns the names, the delimiter, and the records in at least one block."""
+    """Returns the header's names, the delimiter, and one or more blocks of records."""
     import polars as pl
 
     # A first line such as "sep=;" names the delimiter, and is above the header.
@@ -128,7 +128,7 @@ def _begin(path: Path, text_format: TextFormat) -> tuple[list[str], str, Iterato
 
 
 def _names(header: str, delimiter: str) -> list[str]:
-    """Returns the names in a header line, none if all are empty."""
+    """Returns the column names in a header line, [] if all are empty."""
     import polars as pl
 
     if _UNPRINTED.search(header):
@@ -186,7 +186,7 @@ def _opened(cells: Any, delimiter: str) -> Any:
 
 
 def _lines(path: Path, encoding: str | None, *, is_quoted: bool) -> Iterator[Any]:
-    """Yields blocks of lines, which are polars series of strings."""
+    """Yields the decoded lines of a file in blocks, which are polars series."""
     import polars as pl
 
     is_zipped = path.suffix.lower() == ".gz"
@@ -218,7 +218,7 @@ def _lines(path: Path, encoding: str | None, *, is_quoted: bool) -> Iterator[Any
 
 
 def _codec(start: bytes, encoding: str | None) -> str:
-    """Returns the name of a file's codec, with the order of bytes for UTF-16."""
+    """Returns the codec of a file with these first bytes, with UTF-16's byte order."""
     codec = codecs.lookup(encoding or "utf-8").name
     # UTF-16 begins with a mark, or has a zero byte beside each ASCII letter.
     is_little = start[:2] == b"\xff\xfe" or start[1:2] == b"\0"
@@ -266,6 +266,7 @@ def _without_first(blocks: Iterator[Any], count: int) -> Iterator[Any]:
 
 
 def _without_last(blocks: Iterator[Any], count: int) -> Iterator[Any]:
+    """Yields blocks of records without the last `count` records."""
     import polars as pl
 
     rest = pl.Series([], dtype=pl.String)

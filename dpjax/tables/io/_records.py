@@ -112,6 +112,7 @@ class Parquet:
     columns: PyTree
 
     def __post_init__(self):
+        """Requires that all files have the named columns, with the same types."""
         names, paths = self._names, self._paths
         is_fine = bool(names) and all(isinstance(name, str) for name in names)
         rule = "a pytree of at least one name"
@@ -129,6 +130,7 @@ class Parquet:
         return int(self._starts[-1])
 
     def __getitem__(self, rows: Rows) -> PyTree:
+        """Returns one record, or for a slice or an array leaves (rows, ...)."""
         if isinstance(rows, slice):
             numbers = np.arange(*rows.indices(len(self)))
         else:
@@ -202,7 +204,7 @@ def _parquet() -> Any:
 
 
 def _types(metadata: Any, names: list[str], path: Path) -> dict[str, Layout]:
-    """Returns the layout of each column, or raises `ValueError` without numbers."""
+    """Returns type and shape of the values in Parquet columns, which hold numbers."""
     schema = metadata.schema.to_arrow_schema()
     types = {}
     for name in names:
@@ -218,7 +220,7 @@ def _types(metadata: Any, names: list[str], path: Path) -> dict[str, Layout]:
 
 
 def _numpy_type(arrow_type: Any) -> Layout | None:
-    """Returns the NumPy type and shape of a value, or None if it is not numeric."""
+    """Returns the NumPy type and shape of an Arrow type, None if it is not numeric."""
     import pyarrow as pa
 
     if not isinstance(arrow_type, pa.DataType):
@@ -232,7 +234,7 @@ def _numpy_type(arrow_type: Any) -> Layout | None:
 
 
 def _numbers(column: Any, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
-    """Returns a column's values, shape (n, *shape), with missing values filled in."""
+    """Returns an Arrow column's values (n, *shape), with missing values filled in."""
     missing = {"f": np.nan, "b": False}.get(dtype.kind, 0)
     array = column.combine_chunks() if hasattr(column, "chunks") else column
     if not shape:
@@ -393,7 +395,7 @@ def _rows_at(source: Records, rows: np.ndarray) -> PyTree:
 def _placed(
     num_rows: int, sharding: NamedSharding, read: Callable[[slice], PyTree]
 ) -> PyTree:
-    """Returns sharded arrays of `num_rows`; `read` returns the rows of one shard."""
+    """Returns sharded arrays of `num_rows`; `read` reads one shard, given a slice."""
     places = sharding.addressable_devices_indices_map((num_rows,))
     shares = [
         jax.tree.map(partial(jax.device_put, device=device), read(rows))

@@ -110,7 +110,7 @@ def sample(
 
 
 def _layout(chunks: list[PyTree]) -> str:
-    """Returns paths, types and shapes of leaves, which all processes must share."""
+    """Returns paths, types and shapes of leaves as text, which processes compare."""
     arrays = [
         (jax.tree_util.keystr(path), np.asarray(leaf))
         for path, leaf in jax.tree_util.tree_leaves_with_path(chunks)
@@ -138,7 +138,11 @@ def _place(devices: _sharding.Devices) -> int:
 def _of_all(
     tags: np.ndarray, columns: list[np.ndarray], size: int, devices: _sharding.Devices
 ) -> list[Any]:
-    """Returns the rows with the smallest tags of all processes, the same on each."""
+    """Returns the rows with the smallest tags of all processes, the same on each.
+
+    A tag is a random number; `tags` (k, 2) order the k rows of this process. The `size`
+    smallest are a uniform sample.
+    """
     # Tags are exchanged first, so that a process sends only rows that are drawn.
     every = _gathered(tags, devices)
     owners = np.repeat(np.arange(len(every)), [len(rows) for rows in every])
@@ -152,7 +156,7 @@ def _of_all(
 
 
 def _gathered(own: np.ndarray, devices: _sharding.Devices) -> list[np.ndarray]:
-    """Returns the arrays (k, ...) of all processes, each with a k of its own."""
+    """Returns the arrays `own` of all processes, on each; their lengths may differ."""
     # The exchange is in bytes, padded to one length, because JAX narrows types.
     count = np.array([len(own)], np.int64).view(np.uint8)
     counts = _sharding.rows_of_all(count, devices).view(np.int64)[:, 0].tolist()
@@ -208,7 +212,7 @@ class Reservoir:
         self._num_rows = 0
 
     def add(self, columns: Sequence[Any], tags: np.ndarray) -> None:
-        """Adds the next rows, but not rows that cannot be in the sample."""
+        """Adds rows with random tags (k, 2), but none that cannot be in the sample."""
         part = [tags, *columns]
         if self._limit is not None:
             rows = np.flatnonzero(tags[:, 0] <= self._limit)
@@ -224,7 +228,7 @@ class Reservoir:
         return [self._join([*parts]) for parts in columns]
 
     def records(self) -> list[Any]:
-        """Returns the columns of the sample, in the order of tags; drops other rows."""
+        """Returns the columns of the sample, in the order of the random tags."""
         tags = np.concatenate([part[0] for part in self._parts])
         order = order_of(tags)
         tags = tags[order]

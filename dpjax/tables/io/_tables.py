@@ -57,7 +57,7 @@ def column_names(path: Path, text_format: TextFormat = PLAIN) -> list[str]:
 
 
 def files_of(path: Path) -> list[Path]:
-    """Returns the file at a path, or the files of a folder, at least one."""
+    """Returns the file at a path, or the files of a folder; raises if there is none."""
     files = [path] if path.is_file() else []
     if path.is_dir():
         names = (x for x in path.iterdir() if not x.name.startswith((".", "_")))
@@ -192,7 +192,7 @@ def frame_columns(frame: Any, names: list[str]) -> dict[str, Column]:
 
 
 def _frame_column(name: str, column: Any) -> Column:
-    """Returns the cells of a frame's column; refuses times, and keeps numbers exact."""
+    """Returns the cells of a frame's column; raises for times, keeps numbers exact."""
     if isinstance(column, Texts):
         return column
     kind, polars = kind_of(column), sys.modules.get("polars")
@@ -254,7 +254,7 @@ def _parquet_names(path: Path, text_format: TextFormat) -> list[str]:
 def _read_parquet(
     path: Path, names: list[str], text_format: TextFormat
 ) -> Iterator[dict[str, Column]]:
-    """Yields chunks of rows of a Parquet file; refuses columns of dates or lists."""
+    """Yields chunks of rows of a Parquet file; raises for columns of dates or lists."""
     import polars as pl
 
     with _parquet(path) as file:
@@ -284,7 +284,7 @@ def _parquet(path: Path) -> Any:
 
 
 def _parquet_kind(field: Any) -> str | None:
-    """Returns "nested", "truth" or "bytes", or else the result of `kind_of`."""
+    """Returns "nested", "truth" or "bytes" for an Arrow field, or else `kind_of` it."""
     from pyarrow import types
 
     if types.is_nested(field.type):
@@ -313,6 +313,7 @@ def _valid(cells: Any) -> Any:
 
 
 def _from_polars(pl: Any, cells: Any, text_format: TextFormat) -> Column:
+    """Returns a polars series as float64, or as texts, which keep integers exact."""
     kind = cells.dtype
     if kind.is_integer() or kind.is_decimal():  # float64 would merge large numbers
         return Texts(cells.cast(pl.String), is_number=True)
@@ -331,6 +332,7 @@ def _npz_names(path: Path, text_format: TextFormat) -> list[str]:
 def _read_npz(
     path: Path, names: list[str], text_format: TextFormat
 ) -> Iterator[dict[str, Column]]:
+    """Yields the named arrays of an NPZ file, once; texts become `Texts`."""
     columns: dict[str, Column] = {}
     with np.load(path, allow_pickle=False) as arrays:
         for name in names:

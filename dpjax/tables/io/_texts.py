@@ -58,6 +58,7 @@ class TextFormat:
     currency: str | None = None
 
     def __post_init__(self) -> None:
+        """Checks each argument; errors name the option of the command line."""
         decimal, mark, currency = self.decimal, self.thousands, self.currency
         is_point = decimal in (".", ",")
         _validate.require(is_point, "--decimal", decimal, "a point or a comma")
@@ -77,7 +78,7 @@ class TextFormat:
         return (self.decimal, self.thousands, self.currency) == (".", None, None)
 
     def plain(self, cells: Any) -> Any:
-        """Returns a polars series of numbers in Python's notation; other cells null."""
+        """Returns cells, a polars series, in Python's notation; null if no number."""
         if self.has_plain_numbers:
             return cells
         import polars as pl

@@ -60,8 +60,7 @@ def printable(text: str) -> str:
 def harmless(cell: str) -> str:
     """Returns a cell of a table that no spreadsheet runs as a formula.
 
-    A cell that begins as a formula gets an apostrophe before it; numbers stay as they
-    are.
+    A cell that begins as a formula gets an apostrophe before it; numbers do not.
 
     Example:
         >>> [harmless(cell) for cell in ("=1+1", "-inf", "-", "-2+A1|'x'!B")]

@@ -143,7 +143,7 @@ class Parts(NamedTuple):
 
 
 def parts_of(model: "Model", terms: Terms) -> Parts:
-    """Returns the parts of a model; requires finite weights, and names in UTF-8."""
+    """Returns a model's parts for an export; requires finite weights and UTF-8."""
     numbers = [terms.slopes, terms.heights]
     is_finite = all(np.isfinite(each).all() for each in numbers)
     _validate.require(is_finite, "params", numbers, "finite in a model to export")
@@ -188,7 +188,7 @@ def parts_of(model: "Model", terms: Terms) -> Parts:
 def _ramps(
     terms: Terms, place: int, limit: float
 ) -> tuple[tuple[float, float, float], ...]:
-    """Returns the linear pieces of a curve, from one knot to the next."""
+    """Returns linear pieces (low, high, slope) of feature `place`, by its knots."""
     end = min(limit, LARGEST if terms.knots else _FARTHEST)
     knots = terms.knots if place in terms.smooth else ()
     ends = [-end, *(float(knot) for knot in knots if -end < knot < end), end]
@@ -245,7 +245,7 @@ def _spellings(kind: Numeric | Categorical) -> dict[str, int]:
 
 
 def sql_file(parts: Parts) -> bytes:
-    """Returns the expression, in the SQL that SQLite and DuckDB share."""
+    """Returns the model as an expression in the SQL that SQLite and DuckDB share."""
     names = [*parts.inputs]
     is_fine = len({name.casefold() for name in names}) == len(names)
     _validate.require(is_fine, "columns", names, "names that differ in any case in SQL")
@@ -303,7 +303,7 @@ def _is_by_value(part: Numbers | Levels) -> bool:
 
 
 def _added(part: Numbers | Levels, place: int) -> str:
-    """Returns the contribution of a column to the score, in SQL."""
+    """Returns SQL for what a column, number `place` of the query, adds to the score."""
     x = f"x{place}"
     if isinstance(part, Levels):
         return _of_category(part, place)
@@ -333,7 +333,7 @@ def _added(part: Numbers | Levels, place: int) -> str:
 
 
 def _of_category(part: Levels, place: int) -> str:
-    """Returns SQL for the weight of a cell's category, or zero if it is in none."""
+    """Returns SQL for the weight of the category in column `place`, zero if none."""
     is_text = f"k{place} = " if _is_by_value(part) else f"t{place} = "
     is_value = f"x{place} = "
     cases = []
@@ -369,7 +369,7 @@ def _quoted(text: str, mark: str) -> str:
 
 
 def onnx_file(parts: Parts) -> bytes:
-    """Returns an ONNX graph with an input of shape (n,) for each column, one output."""
+    """Returns the model as an ONNX graph: inputs (n,) by column, one output (n,)."""
     try:
         from onnx import TensorProto, checker, helper
     except ImportError as error:
@@ -439,7 +439,7 @@ class _Graph:
         return self.node("Min", above, self.constant(high))
 
     def added(self, part: Numbers | Levels) -> str:
-        """Returns the term of a column, minus its value at the center."""
+        """Adds nodes for a column's term, less that at the center; names the output."""
         node, constant = self.node, self.constant
         if isinstance(part, Levels):
             return self._of_category(part)
@@ -472,7 +472,7 @@ class _Graph:
 
 
 def _odd_cells(part: Levels) -> str:
-    """Returns a pattern of texts that may be another spelling of a category."""
+    """Returns a pattern of other spellings of categories, which stop ONNX's runtime."""
     blank = "".join(rf"\x{{{ord(character):x}}}" for character in _BLANKS)
     odd = [f"[{blank}]+[^{blank}].*", f".*[^{blank}][{blank}]+"]
     if part.numbers:

@@ -96,7 +96,7 @@ class Model:
     correlations: np.ndarray | None = None
 
     def __post_init__(self) -> None:
-        """Checks the parts, and leaves those that need JAX to be made on first use."""
+        """Checks that the parts fit each other, without making those that need JAX."""
         _validate.choice(_terms.Link, link=self.link)
         is_amount = not self.target.categories and self.target.center == 0
         is_fine = is_amount if self.link == "log" else self.exposure is None
@@ -202,7 +202,7 @@ class Model:
         return _tables.frame_columns(table, wanted)
 
     def predict_columns(self, columns: Mapping[str, _tables.Column]) -> np.ndarray:
-        """Predicts the target of every record from the columns that `read` returns."""
+        """Returns predictions (n,), as `predict` does, from the columns of `read`."""
         features = np.ones((len(next(iter(columns.values()))), 1), np.float32)
         if self.columns:
             features = np.hstack([encode(columns, self.columns)[0], features])
@@ -239,12 +239,12 @@ class Model:
         return write(_export.parts_of(self, self._numbers))
 
     def coefficients(self) -> dict[str, float]:
-        """Returns the weight of every feature in the units of its column.
+        """Returns the weight of every feature, by name, in the units of its column.
 
         A weight is the change of the target (or of the log odds, or of the logarithm of
         the mean) if a numeric column grows by one within its limit, or a column has the
-        category. The intercept is the value if all numeric columns are zero, no column
-        has a listed category, and the exposure is one. An additive model raises
+        category. The "intercept" is the value if all numeric columns are zero, no
+        column has a category, and the exposure is one. An additive model raises
         `ValueError`.
         """
         rule = "weights; an additive model has shapes"
@@ -341,12 +341,12 @@ def model_file(model: Model) -> bytes:
 
     It is a NumPy archive of numbers and one JSON text. The entry `params` has a weight
     for each feature, shape (d,), and `heights`, shape (k, m), the heights of k curves
-    at m knots. The entry `model` is a JSON text with `format`, the version of this
-    format; `columns`, in order, each with center and scale or its categories; `knots`,
-    m numbers in scales from the center; and `curves`, the names of the k features with
-    a curve. In a linear model k = m = 0. A model with intervals also has the
-    `standard_errors` of params, shape (d,), and their `correlations`, shape (d, d),
-    which readers of the file may ignore.
+    at m knots; in a linear model k = m = 0. The JSON text `model` has `format`, the
+    version of this format; `columns`, in order, each with center and scale or its
+    categories; `knots`, m numbers in scales from the center; and `curves`, the names of
+    the k features with a curve. A model with intervals also has the `standard_errors`
+    of params, shape (d,), and their `correlations`, shape (d, d), which readers of the
+    file may ignore.
     """
     terms, names = Terms.of(model.params), model.feature_names
     content = {
@@ -437,12 +437,12 @@ def load_model(path: str | os.PathLike[str]) -> Model:
 
 
 def _model(
-    slopes: np.ndarray,
-    heights: Any,
-    errors: Mapping[str, np.ndarray],
-    content: Mapping[str, Any],
+    slopes: np.ndarray,  # the weights of the features, (d,)
+    heights: Any,  # of k curves at m knots, (k, m)
+    errors: Mapping[str, np.ndarray],  # standard errors and correlations, if any
+    content: Mapping[str, Any],  # the JSON
 ) -> Model:
-    """Returns the model of a file's arrays and content, whose types it checks."""
+    """Returns the model of a file's arrays and JSON; raises if a type is wrong."""
     target, privacy, columns, versions = (
         of_type(dict, name, content[name])
         for name in ("target", "privacy", "columns", "versions")
@@ -493,6 +493,7 @@ def _text(content: Mapping[str, Any], name: str) -> str:
 
 
 def _kind(content: Any) -> Numeric | Categorical:
+    """Returns a column's encoding from its JSON; raises if a value has a wrong type."""
     of_type(dict, "column", content)
     if "categories" in content:
         names = of_type(list, "categories", content["categories"])

@@ -107,7 +107,7 @@ class Release:
     def __call__(
         self, sums: np.ndarray, sensitivity: float
     ) -> tuple[np.ndarray, float]:
-        """Returns the noisy sums, and the standard deviation of the noise."""
+        """Returns noisy sums of l2 `sensitivity`, and the stddev of the noise."""
         stddev = self.multiplier * sensitivity * _RAISED
         # The unit is the finest in which the noise is not above the largest draw.
         bits = math.floor(math.log2(_LARGEST_STDDEV / max(stddev, 1e-300)))
@@ -220,15 +220,19 @@ def _clipped(scores: ArrayLike) -> np.ndarray:
 
 def _of_numbers(
     release: Release,
-    scores: np.ndarray,
-    targets: np.ndarray,
-    other: np.ndarray | None,
+    scores: np.ndarray,  # (n,), in the form that the loss takes
+    targets: np.ndarray,  # (n,), in scales; NaN if unknown
+    other: np.ndarray | None,  # scores to compare with; None: zero
     loss: LinearLoss,
     loss_name: str,
-    scale: float,
-    is_end: np.ndarray | None,
+    scale: float,  # of the target, public
+    is_end: np.ndarray | None,  # (n,), which means are at an end of the model's range
 ) -> PrivateScores:
-    """Releases quantiles of errors, then means of both, clipped to them."""
+    """Releases scores of predicted numbers: quantiles, then means of the errors.
+
+    The first release, quantiles of absolute errors, gives the bounds to which the means
+    of the second are clipped.
+    """
     kind, unit, factor = "loss", f"target in units of {scale:g}", 1.0
     # With a log link the deviance, twice the loss above its least, is the usual score.
     if isinstance(loss, LogLink):
@@ -238,7 +242,6 @@ def _of_numbers(
         unit = "in the unit of the target" if power else "without a unit"
         if power not in (0, 1):
             unit += f" to the power {power:g}"
-    # The first mechanism: quantiles of errors, which bound the means of the second.
     beside = np.broadcast_to(0.0 if other is None else other, scores.shape)
     both, is_known = np.stack([scores, beside]), ~np.isnan(targets)
     errors = np.abs(np.asarray(loss.mean_of(jnp.asarray(both)), float) - targets)
@@ -277,14 +280,15 @@ def _of_numbers(
 
 def _of_errors(
     release: Release,
-    errors: np.ndarray,
-    is_known: np.ndarray,
-    scale: float,
+    errors: np.ndarray,  # in scales of the target
+    is_known: np.ndarray,  # (n,), which records have a target
+    scale: float,  # of the target
     loss: LinearLoss,
 ) -> tuple[list[Measure], list[float], list[float], float]:
     """Releases quantiles of absolute errors, shape (2, n), of a model and a constant.
 
-    Returns also the bounds of errors and of losses, and the number of known targets.
+    Returns the median and the 90th percentile, the bounds to which errors and losses of
+    both are clipped later, and the number of known targets.
 
     Sensitivity:
         2, of two histograms, replace-one.
@@ -338,15 +342,15 @@ def _losses(scores: np.ndarray, targets: np.ndarray, loss: LinearLoss) -> np.nda
 
 def _means(
     release: Release,
-    terms: list[tuple[np.ndarray, list[float]]],
-    is_known: np.ndarray,
-    seen: float,
-    is_end: np.ndarray | None = None,
+    terms: list[tuple[np.ndarray, list[float]]],  # values (2, n) and their two bounds
+    is_known: np.ndarray,  # (n,), which records have a target
+    seen: float,  # the released number of these records
+    is_end: np.ndarray | None = None,  # (n,), which means are at an end of their range
 ) -> tuple[list[list[Interval]], Interval | None]:
     """Releases means of k/2 terms, shape (2, n), each row clipped to [0, its bound].
 
-    Means, and the share of `is_end`, are over the `is_known` records, of which `seen`
-    is the released number.
+    The rows are of a model and a constant. Returns a pair of means for each term, and
+    the share of `is_end` or None, all over the records in `is_known`.
 
     Sensitivity:
         1000 sqrt(k) of the k sums of whole numbers from 0 to 1000, replace-one; with
@@ -395,6 +399,7 @@ def _of_labels(
 ) -> tuple[list[Measure], list[tuple[float, float, Interval]], np.ndarray, float]:
     """Releases counts of (label, bin of the probability), and of missing labels.
 
+    `scores` (n,) are log odds of the positive label, `beside` those to compare with.
     Returns measures, the calibration, the scores of the comparison, and the number of
     records with a label.
 
@@ -549,7 +554,7 @@ def _within_one(interval: Interval) -> Interval:
 
 
 def _random_bytes_of(key: Key) -> RandomBytes:
-    """Returns a source of random bytes, which is as secret as the key."""
+    """Returns a function that draws a number of random bytes, secret as the key."""
     left = b""
 
     def random_bytes(count: int) -> bytes:
@@ -565,12 +570,14 @@ def _random_bytes_of(key: Key) -> RandomBytes:
 
 def interval_of(
     statistic: Callable[[np.ndarray], float],
-    counts: np.ndarray,
-    num_samples: int,
-    stddev: float,
+    counts: np.ndarray,  # released, of any shape
+    num_samples: int,  # the sum of all counts without noise, public
+    stddev: float,  # of the noise of one count
 ) -> Interval:
-    """Returns a statistic of released counts, with bounds; it costs no privacy."""
-    # The bounds are from a parametric bootstrap with the released counts as shares.
+    """Returns a statistic of released counts, with 95% bounds; it costs no privacy.
+
+    The bounds are from a parametric bootstrap with the released counts as shares.
+    """
     rng = np.random.default_rng(0)
     # Counts that are mostly noise are set to zero. Clipped at zero, many of them would
     # have a large sum.

@@ -38,7 +38,7 @@ class Terms(NamedTuple):
         return cls(*arrays, curves.knots, curves.smooth)
 
     def scores(self, features: np.ndarray) -> np.ndarray:
-        """Returns the sum of all terms for features (n, d), float64 of shape (n,)."""
+        """Returns the model's score, the sum of all terms, of features (n, d): (n,)."""
         slopes = np.asarray(self.slopes, np.float64)
         if not self.knots:
             return features @ slopes
@@ -107,7 +107,7 @@ def bending_features(columns: Mapping[str, Numeric | Categorical]) -> list[int]:
 
 
 def check_curves(curves: "Curves | Terms", numbers: list[int]) -> None:
-    """Requires curves of numeric features, each with a height for each knot."""
+    """Raises unless curves are of features in `numbers`, with heights at all knots."""
     smooth, knots, heights = curves.smooth, curves.knots, np.asarray(curves.heights)
     index, shape = len(curves.slopes) - 1, (len(smooth), len(knots))
     intercept = getattr(curves, "intercept", index)
@@ -124,7 +124,7 @@ def check_curves(curves: "Curves | Terms", numbers: list[int]) -> None:
 
 
 def check_errors(size: int, errors: Any, correlations: Any) -> None:
-    """Requires positive standard errors of `size` weights, and their correlations."""
+    """Raises unless standard errors (size,) are positive and correlations finite."""
     errors, pairs = np.asarray(errors), np.asarray(correlations)
     is_pairs = pairs.shape == 2 * (size,) and pairs.dtype.kind == "f"
     is_pairs = is_pairs and bool(np.all(np.isfinite(pairs)))
