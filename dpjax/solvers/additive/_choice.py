@@ -44,7 +44,7 @@ def shares_of(
     num_functions: int,
     noise_multiplier: float,
 ) -> dict[str, float]:
-    """Returns the shares of the budget that a choice costs, by public numbers.
+    """Returns the budget's shares for choosing lines or curves, by public numbers.
 
     `threshold` is the least gain for curves; other arguments are as in `is_seen`.
     """
@@ -67,12 +67,13 @@ def released_gain(
 ) -> jax.Array:
     """Releases the gain of curves over a linear model, in squares of a clip norm.
 
-    Each column that may bend has two hat functions, one on either side of zero. Their
-    parts explained by a constant and a bounded line are removed by released second
-    moments, and the rest has about unit spread. The mean of function times slope of the
-    loss is then zero where a straight line is best, and half its square, over the
-    curvature, is the gain of a small bend. The squares are summed, less the expected
-    square of the noise.
+    Curves are fitted if it is large. Examples have the columns that may bend, and the
+    linear model's `predictions` are (n,) or (n, K). Each column has two hat functions,
+    one on either side of zero. Their parts explained by a constant and a bounded line
+    are removed by released second moments, and the rest has about unit spread. The mean
+    of function times slope of the loss is then zero where a straight line is best, and
+    half its square, over the curvature, is the gain of a small bend. The squares are
+    summed, less the expected square of the noise.
 
     Privacy:
         Under replace-one as up to four Gaussian mechanisms, of the noise multiplier
@@ -110,6 +111,8 @@ def _tested(
     kind: ModelKind, examples: Examples, predictions: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Returns functions (n, k, 4), slopes (n, K), and curvatures in [0, 1], (n,)."""
+    # The functions of each of k columns are one, a line, and two hats. Slopes and
+    # curvatures are derivatives of the loss at `predictions`.
     features, targets, offsets, weights = examples
     several = predictions.ndim > 1
     shift = offsets[:, None] if several else offsets
@@ -138,9 +141,10 @@ def _straightened(
 ) -> jax.Array:
     """Releases combinations of hats, ones and lines without straight parts, (k, 2, 4).
 
-    The mean is of squares and products of a record's four functions, each column's
-    times the curvature. No two records are at an obtuse angle: their inner product is a
-    sum of squares of inner products of functions.
+    With them `_bends` makes two functions of each of k columns. The mean is of squares
+    and products of a record's four functions, each column's times the curvature. No two
+    records are at an obtuse angle: their inner product is a sum of squares of inner
+    products of functions.
     """
     num_columns = functions.shape[1]
     rows, columns = jnp.triu_indices(4)
@@ -186,7 +190,8 @@ def _bends(functions: jax.Array, matrix: jax.Array) -> jax.Array:
 def _centered(
     axis_name: Any, slopes: jax.Array, norm: jax.Array, key: Key, multiplier: Scalar
 ) -> jax.Array:
-    """Returns slopes clipped to a norm, minus their mean, which is released."""
+    """Returns slopes (n, K) clipped to a norm, minus their mean, which is released."""
+    # That mean of clipped slopes would seem a gain.
 
     def products(weights, slope):
         return jnp.sum(weights * slope)
@@ -201,13 +206,13 @@ def _centered(
 @partial(jax.jit, static_argnums=0)
 def _gain(
     axis_name: Any,
-    bends: jax.Array,
-    slopes: jax.Array,
-    norm: jax.Array,
+    bends: jax.Array,  # (n, 2 k)
+    slopes: jax.Array,  # (n, K), derivatives of the loss
+    norm: jax.Array,  # the clip norm of products, and their unit
     key: Key,
-    multiplier: Scalar,
+    multiplier: Scalar,  # the noise multiplier
 ) -> jax.Array:
-    """Releases the sum of squares of mean products of bends and slopes."""
+    """Releases the gain: the sum of squared mean products of bends and slopes."""
 
     def products(weights, record):
         bend, slope = record
@@ -227,8 +232,9 @@ def rare_columns(
 ) -> tuple[jax.Array, jax.Array]:
     """Releases the places of columns that are mostly zero, and their number.
 
-    At most `MOST_FINEST` places are returned, columns with more records beside zero
-    first, because they have the most to gain. Only the first ones are mostly zero.
+    They may have narrow functions. At most `MOST_FINEST` places are returned, columns
+    with more records beside zero first, because they have the most to gain. Only the
+    first ones, by that number, are mostly zero.
 
     Privacy:
         Under replace-one one Gaussian mechanism of the multiplier. A record gives its

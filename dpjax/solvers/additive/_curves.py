@@ -37,14 +37,11 @@ MOST_SHARE, _MOST_NOISE = 0.05, 3e-4
 class Threshold(NamedTuple):
     """Holds the rule for the least gain of curves, in squares of the clip norm.
 
-    Attributes:
-        records: a factor of (noise multiplier + 1) / n: with less noise and more
-            records, a smaller gain suffices.
-        most: the largest threshold.
+    With less noise and more records, a smaller gain suffices.
     """
 
-    records: float
-    most: float
+    records: float  # a factor of (noise multiplier + 1) / n
+    most: float  # the largest threshold
 
     def of(self, num_samples: int, noise_multiplier: float) -> float:
         """Returns the least gain for curves, by public numbers."""
@@ -85,7 +82,7 @@ class Rule(NamedTuple):
 
     @classmethod
     def of(cls, loss: LinearLoss) -> "Rule":
-        """Returns the rule of a loss.
+        """Returns the rule of a loss for when columns have curves.
 
         Labels bound the influence of a record. Other targets may be nearly all noise,
         with heavy tails, which curves follow sooner than lines do.
@@ -99,10 +96,10 @@ class Rule(NamedTuple):
     def knots(
         self, num_clear: float, num_columns: int, num_smooth: int
     ) -> tuple[float, ...]:
-        """Returns the knots of every curve, () for a linear model.
+        """Returns the most knots that the records allow for every curve, () for lines.
 
         `num_clear` is the number of records, over the noise multiplier and the number
-        of outputs.
+        of outputs; `num_smooth` of the columns may have curves.
         """
         coarse, fine = self.records
         for num_records, knots in ((fine, FINE), (coarse, _COARSE)):
@@ -116,7 +113,7 @@ def knots_of(
     loss: LinearLoss,
     num_samples: int,
     num_columns: int,
-    num_smooth: int,
+    num_smooth: int,  # of the columns, those that may have curves
     noise_multiplier: float,
 ) -> tuple[float, ...]:
     """Returns the knots of every curve by public numbers, () for a linear model."""
@@ -139,9 +136,10 @@ def may_be_finest(knots: tuple[float, ...], num_clear: float, num_weights: int) 
 def banded_knots_of(
     num_samples: int, num_columns: int, num_smooth: int, noise_multiplier: float
 ) -> tuple[float, ...]:
-    """Returns the knots of curves that have bands, () for a linear model.
+    """Returns the knots of curves with confidence bands, () for a linear model.
 
-    These are the most knots for which the noise hides no direction of usual columns.
+    These are the most knots for which the noise hides no direction of usual columns;
+    `num_smooth` of the columns may have curves.
     """
     for knots in reversed(_BANDED):
         num_weights = num_columns + num_smooth * (len(knots) - 2)  # without lines
@@ -168,7 +166,8 @@ class Hats:
     num_finest: int = 0
 
     def __call__(self, columns: jax.Array) -> jax.Array:
-        """Returns the functions, shape (n, d)."""
+        """Returns lines, then hat functions, of columns (n, c), as features (n, d)."""
+        # A linear model of these features is a sum of curves.
         knots, tail, places = self.knots, self.tail, jnp.asarray(self.smooth)
         features, again = jnp.split(columns, [columns.shape[1] - self.num_finest], 1)
         values = bounded(features[:, places])
@@ -187,14 +186,15 @@ class Hats:
 
 @partial(jax.jit, static_argnums=(1, 2, 3, 4, 5))
 def curves_of(
-    weights: jax.Array,
+    weights: jax.Array,  # (d,) or (d, K)
     num_columns: int,
-    smooth: tuple[int, ...],
-    tail: float | None,
+    smooth: tuple[int, ...],  # the columns with curves
+    tail: float | None,  # unit of lines beyond the knots; None: lines alone
     knots: tuple[float, ...],
     intercept: int | None,
 ) -> Curves:
-    """Returns the curves with the weights of `Hats`; without tail, only their lines."""
+    """Returns fitted weights of the functions of `Hats` as slopes and heights."""
+    # With a tail of 0 the columns of `smooth` had no lines among these functions.
     outputs = weights.shape[1:]
     if tail == 0:
         straight = np.delete(np.arange(num_columns), smooth)

@@ -37,9 +37,9 @@ def on_sample(
 ) -> Solution | None:
     """Returns a fit on `max_records` of the records, with its guarantee for them all.
 
-    `fit` takes data, key, epsilon, delta, and `by_record` by name. If there are no more
-    than `max_records` records, None is returned. Epsilon must be given, not a noise
-    multiplier.
+    `fit` takes data (features, targets), key, epsilon, delta, and `by_record`, arrays
+    with a number for each record, by name. If there are no more than `max_records`
+    records, None is returned. Epsilon must be given, not a noise multiplier.
     """
     num_samples = len(data[1])
     if max_records is not None:
@@ -65,7 +65,7 @@ def on_sample(
 def per_record(
     name: str, values: ArrayLike | None, targets: jax.Array, default: float
 ) -> jax.Array:
-    """Returns one number for each record, the default without values."""
+    """Returns one number for each record: checked `values`, the default if None."""
     if values is None:
         if _validate.is_concrete(targets) and not row_axes(targets, None):
             # A NumPy array needs no compiled program; a JAX array would.
@@ -84,7 +84,8 @@ def problem(
     weights: ArrayLike | None,
     max_weight: Scalar,
 ) -> tuple[ModelKind, Examples]:
-    """Returns the static kind, and cleaned records without the intercept's column."""
+    """Returns a model's static description, and cleaned records, for `fit_columns`."""
+    # `offsets` and `weights` (n,) are the user's. Records lack the intercept's column.
     loss, features, targets, intercept = table
     deleted = intercept
     is_alone = intercept is not None and features.shape[1] == 1
@@ -112,6 +113,7 @@ def cleaned(
     loss: LinearLoss, column: int | None, examples: Examples, max_weight: Scalar
 ) -> Examples:
     """Returns finite records without the column, each from that record alone."""
+    # So a replaced record stays one record. Weights are divided by `max_weight`.
     features = examples.features
     if column is not None:
         features = jnp.delete(features, column, axis=1, assume_unique_indices=True)
@@ -140,9 +142,10 @@ def fit_columns(
 ) -> tuple[jax.Array, dict[str, Any], jax.Array | None, jax.Array | None]:
     """Releases weights of all columns, stats, standard errors and their correlations.
 
-    `num_columns` counts the intercept's column, which has the index `intercept`;
-    examples have the selected columns, or all. Without `intervals` errors and
-    correlations are None.
+    Weights and errors are (num_columns,), or (num_columns, K), in the order of the
+    user's columns; `num_columns` counts the intercept's column, which has the index
+    `intercept`. Examples have the selected columns, or all. Without `intervals` errors
+    and correlations are None.
     """
     release = {"key": key, "noise_multiplier": noise_multiplier, "execution": execution}
     columns = examples.features
@@ -168,9 +171,9 @@ def fit_columns(
 @partial(jax.jit, static_argnums=(0, 1))
 def _by_column(
     num_columns: int,
-    column: int | None,
-    indices: jax.Array,
-    params: dict[str, jax.Array],
+    column: int | None,  # the intercept's column
+    indices: jax.Array,  # of the columns of the weights
+    params: dict[str, jax.Array],  # with weights, and perhaps intercept
 ) -> jax.Array:
     """Returns one weight for each column, zero for columns that were not chosen."""
     weights = params["weights"]

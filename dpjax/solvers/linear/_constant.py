@@ -41,8 +41,9 @@ def best_constant(
 ) -> tuple[jax.Array, Scalar, dict[str, jax.Array]]:
     """Releases the best constant, () or (K,), a bound of the targets, and stats.
 
-    The constant is zero without an intercept. It is zero for robust losses too, because
-    their targets are already centered at a median.
+    The constant is the prediction without features, where steps start. It is zero
+    without an intercept. It is zero for robust losses too, because their targets are
+    already centered at a median.
 
     Privacy:
         Under replace-one as two Gaussian mechanisms, with the multipliers `target_size`
@@ -76,7 +77,9 @@ def best_constant(
 def _mean(
     kind: ModelKind, examples: Examples, quantile: jax.Array | None, multiplier: Scalar
 ) -> tuple[Unrounded, jax.Array, jax.Array]:
-    """Returns the padded mean of `_samples`, stddevs of its noise, and the bound."""
+    """Returns the mean that gives the constant, before noise, stddevs, and a bound."""
+    # It is the mean of `_samples`, padded with zeros as are the stddevs of its noise.
+    # The bound of targets is twice their released quantile, and 1 for labels.
     size = jnp.ones((), examples.features.dtype)
     if quantile is not None:
         size = _BEYOND_TARGETS * quantile
@@ -90,7 +93,9 @@ def _mean(
 def _constant(
     kind: ModelKind, noisy: jax.Array, stddevs: jax.Array, size: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns the constant prediction of noisy means, and the mean weight in [0, 1]."""
+    """Returns the constant prediction, () or (K,), and the mean weight in [0, 1]."""
+    # `noisy` are means of `_samples` with noise of `stddevs`; `size` is the targets'
+    # bound.
     classes = kind.loss.num_outputs
     total = jnp.sum(noisy[:classes]) if classes > 1 else noisy[1]
     # Noise near a divisor of zero could make the ratio large. It must not say that a
@@ -112,7 +117,9 @@ def _constant(
 def _samples(
     kind: ModelKind, examples: Examples, size: Scalar
 ) -> tuple[jax.Array, Estimator]:
-    """Returns the pairs or classes (n, k) to average, and the estimator."""
+    """Returns vectors (n, k), whose mean gives the constant, and their estimator."""
+    # They are pairs of a clipped target over `size`, times the weight, and the weight,
+    # or weighted indicators of K classes. The estimator knows their sensitivity.
     targets, weights = examples.targets, examples.weights
     if kind.loss.num_outputs > 1:
         classes = kind.loss.num_outputs
@@ -150,7 +157,8 @@ def missing_share(stats: Mapping[str, Any], num_samples: int) -> float:
 
 
 def largest_slope(kind: ModelKind, constant: jax.Array, size: Scalar) -> jax.Array:
-    """Returns the norm of the derivative at the constant for targets within ±size."""
+    """Returns the largest slope of the loss at the constant, targets within ±size."""
+    # It is the clip norm of the intercept's gradient.
     loss = kind.loss
     if kind.has_labels or kind.is_robust:
         return jnp.asarray(loss.derivative_bound, constant.dtype)

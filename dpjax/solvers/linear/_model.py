@@ -206,7 +206,7 @@ def checked(
 ) -> CheckedData:
     """Returns the named loss, and features (n, d) and targets (n,) as floats.
 
-    Refuses losses that are not convex, and models that have no intervals.
+    Raises an error for losses that are not convex, and for models without intervals.
     """
     model = named(loss)
     is_fine = model.is_convex and math.isfinite(model.curvature_bound)
@@ -243,9 +243,10 @@ def noise_of(
     delta: float,
     multiplier: float | None,
     num_samples: int,
-    is_choosing: bool = False,
+    is_choosing: bool = False,  # features, by the exponential mechanism
 ) -> tuple[float, PrivacyGuarantee]:
     """Returns the noise multiplier and the guarantee of all releases together."""
+    # Either epsilon or the multiplier is None. With a choice all are composed as zCDP.
     if is_choosing:  # by the exponential mechanism: zCDP
         rho = 0.5 / (multiplier or 1) ** 2
         if epsilon is None:
@@ -286,7 +287,7 @@ def _chosen_features(
     noise_multiplier: float,
     execution: Execution,
 ) -> jax.Array:
-    """Releases the ascending indices of `num_chosen` features.
+    """Releases ascending indices of `num_chosen` features that correlate with slopes.
 
     Privacy:
         1 / (2 noise_multiplier^2)-zCDP under replace-one.
@@ -327,17 +328,18 @@ def _choose(
     kind: ModelKind,
     num_chosen: int,
     examples: Examples,
-    predictions: jax.Array,
-    chosen: jax.Array | None,
+    predictions: jax.Array,  # where the slopes are
+    chosen: jax.Array | None,  # features of the first round, not to choose again
     key: Key,
     *,
-    size_multiplier: Scalar,
-    rho: Scalar,
+    size_multiplier: Scalar,  # of the bound of products
+    rho: Scalar,  # zCDP of the choices
 ) -> jax.Array:
     """Releases the ascending indices of the features with the largest mean products.
 
-    Scores move by at most D, and Gumbel noise has the scale D sqrt(k / (2 rho)):
-    `docs/privacy/proofs/linear.md`, 8.6.
+    A product is a feature times the slope of the loss. Scores move by at most D, and
+    Gumbel noise has the scale D sqrt(k / (2 rho)): `docs/privacy/proofs/linear.md`,
+    8.6.
     """
     loss = kind.loss
     features, targets, offsets, weights = examples

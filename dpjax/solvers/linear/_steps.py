@@ -58,7 +58,7 @@ class BlockClipping(Estimator):
     shares: tuple[tuple[str, float], ...]
 
     def influence(self, sample: PyTree) -> PyTree:
-        """Returns the clipped leaves, in units of norm and share."""
+        """Returns clipped leaves over norms, times roots of shares: norm 1 in all."""
         # A leaf may exceed its norm by the rounding of clip_to_norm and of two
         # products.
         return {
@@ -98,7 +98,7 @@ class DistanceOverGradientsStep(OptaxStep):
     first_distance: Scalar
 
     def optimizer(self, params: PyTree) -> optax.GradientTransformation:
-        """Returns the chain of the noisy mean, the steps, and averaged iterates."""
+        """Returns the chain of a noisy mean gradient, steps, and averaged iterates."""
         names = {name: name for name in params}
         distance = self.first_distance * self.estimator.l2_clip_norms["weights"]
         if cast(ExampleLoss, self.loss_fn).loss.has_log_link:

@@ -63,7 +63,8 @@ def one_gaussian(
 ) -> tuple[float, PrivacyGuarantee]:
     """Returns the multiplier and guarantee of Gaussian releases that share a budget.
 
-    A release with share s has the multiplier total / sqrt(s), and shares add up to 1.
+    The multiplier, stddev / sensitivity, is that of one release with all of it. A
+    release with share s has the multiplier total / sqrt(s), and shares add up to 1.
     """
     multiplier = noise_multiplier(epsilon, delta, Sampling(num_steps=1))
     event = gaussian_event(multiplier)
@@ -83,11 +84,12 @@ def noisy_mean(
     product: Callable[[Any, Any], Any] | None = None,
     weights: PyTree = None,
 ) -> Any:
-    """Releases the mean of records (n, ...), each bounded, with Gaussian noise.
+    """Releases the mean of records (n, ...), bounded by the estimator, with noise.
 
-    With `product(weights, record)`, linear in the weights, its gradients are averaged
-    instead of the records, without being all in memory; weights are zeros of their
-    shape.
+    With `product(weights, record)`, a scalar that is linear in the weights, its
+    gradients are averaged instead of the records, without being all in memory;
+    `weights` are zeros with the shape of the mean. The noise is Gaussian, `multiplier`
+    its stddev / sensitivity.
     """
     samples, start = records, records
     if product is not None:
@@ -104,7 +106,10 @@ def mean_and_stddevs(
     noise_multiplier: Scalar,
     axis_name: AxisName | None,
 ) -> tuple[Unrounded, jax.Array]:
-    """Returns a robust mean, padded, and the stddevs of its Gaussian noise."""
+    """Returns a robust mean of samples (n, ...) before noise, and stddevs of its noise.
+
+    Both are vectors padded with zeros, for `gaussian_of_padded`.
+    """
     mean = estimator.unrounded(samples, axis_name=axis_name)
     size = samples.size // len(samples)
     noise = estimator.noise_parameters(noise_multiplier, len(samples), size)

@@ -108,10 +108,11 @@ class Standard(NamedTuple):
 def scales_share(
     num_samples: int, num_columns: int, noise_multiplier: float, *, least: float
 ) -> float:
-    """Returns the share of the budget for scales, from public numbers.
+    """Returns the share of the budget for releasing scales, from public numbers.
 
-    It suffices to detect a size that a quarter of the records have, from `least` to
-    0.35; it is zero if 0.35 could not detect a size that half of them have.
+    It suffices to detect a size (a factor of two) that a quarter of the records have,
+    from `least` to 0.35; it is zero if 0.35 could not detect a size that half of them
+    have.
     """
     if num_columns == 0:
         return 0.0
@@ -207,10 +208,10 @@ def release_scales(
 ) -> Standard:
     """Releases the `Standard` of a table's columns, as `dp_center_and_scale` does.
 
-    Columns (n, k) whose size the noise hides are clipped to [-1, 1], which keeps
-    dummies and the signs of amounts. A record of weight zero does not count. Without
-    is_centered all centers are zero. All releases together are one Gaussian mechanism
-    of the noise multiplier under replace-one.
+    It holds centers, scales and ranges. Columns (n, k) whose size the noise hides are
+    clipped to [-1, 1], which keeps dummies and the signs of amounts. A record of weight
+    zero does not count. Without is_centered all centers are zero. All releases together
+    are one Gaussian mechanism of the noise multiplier under replace-one.
     """
     cells = np.clip(columns, -_BEYOND, _BEYOND).astype(np.float32)
     is_counted = None if weights is None else jnp.asarray(weights > 0)
@@ -238,12 +239,12 @@ class _Scales(NamedTuple):
 def _released(
     key: Key,
     columns: jax.Array,
-    is_counted: jax.Array | None,
-    multiplier: float,
+    is_counted: jax.Array | None,  # None: all records count
+    multiplier: float,  # the noise multiplier
     *,
     is_centered: bool = True,
 ) -> _Scales:
-    """Releases a center and a scale of every column.
+    """Releases a center and a scale of each of k columns, (n, k).
 
     1. A histogram of the number of nonzero cells of a row gives b, which few rows
        exceed. Rows with more cells count less.
@@ -298,7 +299,8 @@ def _released(
 def _start(
     columns: jax.Array, is_counted: jax.Array | None
 ) -> tuple[jax.Array, _Scales]:
-    """Returns clipped cells, NaN if they do not count, and scales of 1 about zero."""
+    """Returns clipped cells, NaN if they do not count, and centers 0 with scales 1."""
+    # Releases start from these; columns are (n, k), and without is_counted all count.
     columns = jnp.clip(columns, -_BEYOND, _BEYOND)
     if is_counted is not None:
         columns = jnp.where(is_counted[:, None], columns, jnp.nan)
@@ -338,7 +340,7 @@ def _edges_of(num_columns: int) -> jax.Array:
 def _numbers_of_cells(
     columns: jax.Array, multiplier: Scalar
 ) -> tuple[Unrounded, jax.Array]:
-    """Returns a histogram of the numbers of nonzero cells of rows, and stddevs."""
+    """Counts rows by number of nonzero cells, before noise, and returns stddevs."""
     edges = _edges_of(columns.shape[1])
     is_cell = (columns != 0) & ~jnp.isnan(columns)
     num_cells = jnp.sum(is_cell, axis=1, dtype="float32")
@@ -351,7 +353,8 @@ def _numbers_of_cells(
 def _most_cells(
     shape: tuple[int, int], noisy: jax.Array, stddevs: jax.Array
 ) -> jax.Array:
-    """Returns a bound on the number of nonzero cells that few rows exceed."""
+    """Returns b, which few rows' numbers of nonzero cells exceed, from noisy counts."""
+    # Rows with more cells count less in `_exponents`. `shape` is that of the columns.
     edges = _edges_of(shape[1])
     bins = jnp.arange(len(edges))
     is_above = bins[None] > bins[:, None]
@@ -362,7 +365,11 @@ def _most_cells(
 
 @jax.jit
 def _exponents(columns, is_counted, scales: _Scales, multiplier):
-    """Returns histograms of exponents of differences, and stddevs of their noise."""
+    """Returns histograms of exponents of |x - center|, before noise, and stddevs.
+
+    A row with more than b nonzero cells counts less, so that b bounds the sensitivity.
+    The last entry is the number of records that count. Both are padded with zeros.
+    """
     num_samples, num_columns = columns.shape
     most_cells = scales.most_cells
     differences = _differences(columns, scales)
@@ -389,7 +396,11 @@ def _exponents(columns, is_counted, scales: _Scales, multiplier):
 def _resized(
     static: tuple[bool, bool], scales: _Scales, noisy: jax.Array, stddevs: jax.Array
 ) -> _Scales:
-    """Returns scales by the sizes of differences, which are 1 first if not clear."""
+    """Returns `scales` with new divisors, by the histograms of `_exponents` with noise.
+
+    A divisor is a high quantile of |x - center|; where noise hides it, it is 1 in the
+    first round, then unchanged. `static`: is_first, and whether records have weights.
+    """
     is_first, is_weighted = static
     num_cells = scales.centers.size * _NUM_BINS
     num_counted, noisy = noisy[num_cells], noisy[:num_cells].reshape(-1, _NUM_BINS)
@@ -440,7 +451,7 @@ def _means(
 
 @partial(jax.jit, static_argnums=0)
 def _centered(num_samples: int, scales: _Scales, noisy: jax.Array) -> _Scales:
-    """Returns centers moved by means, if these are far from zero."""
+    """Returns `scales` with centers moved by noisy means that are far from zero."""
     centers = scales.centers
     to_counted = (num_samples / scales.num_counted).astype(centers.dtype)
     means = noisy[: centers.size].astype(centers.dtype) * to_counted
@@ -451,7 +462,7 @@ def _centered(num_samples: int, scales: _Scales, noisy: jax.Array) -> _Scales:
 
 
 def released(key: Key, values: np.ndarray, stddev: float) -> np.ndarray:
-    """Releases values with Gaussian noise of that standard deviation.
+    """Releases values, of any shape, with Gaussian noise of that standard deviation.
 
     Values are clipped to 2^24, up to which float32 is exact for counts.
     """
