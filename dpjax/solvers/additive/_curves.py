@@ -66,19 +66,13 @@ def gain_noise(num_samples: int, num_functions: int, noise_multiplier: float) ->
 class Rule(NamedTuple):
     """Holds the rule for when columns bend, for a loss.
 
-    Attributes:
-        records: the number of records that coarse and fine knots need, for each weight
-            of the model and each unit of the noise multiplier.
-        tail: the unit of lines beyond the fine knots. With a small unit, far tails use
-            less of a record's clip norm, but are fitted later.
-        threshold: the least gain for curves, if a gain is released.
-        bends_unseen: whether columns bend if the noise would hide the gain.
+    With a small tail, far tails use less of a record's clip norm, but are fitted later.
     """
 
-    records: tuple[float, float]
-    tail: float
-    threshold: Threshold
-    bends_unseen: bool
+    records: tuple[float, float]  # for coarse and fine knots: see `knots`
+    tail: float  # the unit of lines beyond the fine knots
+    threshold: Threshold  # the least gain for curves, if a gain is released
+    bends_unseen: bool  # whether columns bend if the noise would hide the gain
 
     @classmethod
     def of(cls, loss: LinearLoss) -> "Rule":
@@ -98,8 +92,9 @@ class Rule(NamedTuple):
     ) -> tuple[float, ...]:
         """Returns the most knots that the records allow for every curve, () for lines.
 
-        `num_clear` is the number of records, over the noise multiplier and the number
-        of outputs; `num_smooth` of the columns may have curves.
+        Coarse or fine knots need `records` for each weight. `num_clear` is the number
+        of records, over the noise multiplier and the number of outputs; `num_smooth` of
+        the columns may have curves.
         """
         coarse, fine = self.records
         for num_records, knots in ((fine, FINE), (coarse, _COARSE)):
@@ -112,11 +107,12 @@ class Rule(NamedTuple):
 def knots_of(
     loss: LinearLoss,
     num_samples: int,
-    num_columns: int,
+    num_columns: int,  # of the data
     num_smooth: int,  # of the columns, those that may have curves
-    noise_multiplier: float,
+    noise_multiplier: float,  # of all releases together
 ) -> tuple[float, ...]:
     """Returns the knots of every curve by public numbers, () for a linear model."""
+    # More records, and less noise, allow more knots.
     rule, num_functions = Rule.of(loss), 2 * num_smooth * loss.num_outputs
     if not (rule.bends_unseen or is_seen(num_samples, num_functions, noise_multiplier)):
         return ()
@@ -187,11 +183,11 @@ class Hats:
 @partial(jax.jit, static_argnums=(1, 2, 3, 4, 5))
 def curves_of(
     weights: jax.Array,  # (d,) or (d, K)
-    num_columns: int,
+    num_columns: int,  # of the data
     smooth: tuple[int, ...],  # the columns with curves
     tail: float | None,  # unit of lines beyond the knots; None: lines alone
-    knots: tuple[float, ...],
-    intercept: int | None,
+    knots: tuple[float, ...],  # of every curve
+    intercept: int | None,  # index of its column
 ) -> Curves:
     """Returns fitted weights of the functions of `Hats` as slopes and heights."""
     # With a tail of 0 the columns of `smooth` had no lines among these functions.

@@ -174,6 +174,7 @@ def _smooth(
     smooth: Sequence[int], num_columns: int, intercept: int | None
 ) -> tuple[int, ...]:
     """Returns the indices of columns that may bend, from zero, after checking them."""
+    # They must be different columns, without the intercept's.
     is_fine = isinstance(smooth, Sequence | np.ndarray) and not isinstance(smooth, str)
     _validate.require(is_fine, "smooth", smooth, "a sequence of indices of columns")
     bent = tuple(column_index("smooth", index, num_columns) for index in smooth)
@@ -221,11 +222,11 @@ class Terms(NamedTuple):
 
     def fit(
         self,
-        examples: Examples,
+        examples: Examples,  # features, targets, offsets, weights
         key: Key,
-        noise_multiplier: float,
-        execution: Execution,
-        finest: jax.Array | None = None,
+        noise_multiplier: float,  # of this fit
+        execution: Execution,  # microbatches, callback, checkpoint
+        finest: jax.Array | None = None,  # places among `bent`
     ) -> tuple[jax.Array, dict[str, Any], jax.Array | None, jax.Array | None]:
         """Releases a fit of lines and hat functions, and returns that of `fit_columns`.
 
@@ -267,7 +268,8 @@ def _all_terms(
     terms: Terms, examples: Examples, key: Key, noise_multiplier: float, execution: Any
 ) -> tuple[Curves, dict[str, Any], Curves | None, jax.Array | None]:
     """Releases curves of all columns of `smooth`, stats, errors and correlations."""
-    # Without `intervals` errors and correlations are None.
+    # There is no choice of columns. Errors and correlations need `intervals`, else
+    # None.
     fitted, stats, errors, correlations = terms.fit(
         examples, key, noise_multiplier, execution
     )
@@ -282,12 +284,12 @@ def _all_terms(
 
 
 def _chosen_terms(
-    terms: Terms,
-    examples: Examples,
+    terms: Terms,  # the static description of the model
+    examples: Examples,  # features, targets, offsets, weights
     key: Key,
-    noise_multiplier: float,
-    execution: Execution,
-) -> tuple[Curves, dict[str, Any]]:
+    noise_multiplier: float,  # of all releases together
+    execution: Execution,  # microbatches, callback, checkpoint
+) -> tuple[Curves, dict[str, Any]]:  # curves, stats
     """Releases lines, curves, or curves with narrow functions, and returns the stats.
 
     Privacy:
@@ -338,13 +340,14 @@ class _Choice(NamedTuple):
 
 
 def _released_choice(
-    terms: Terms,
-    examples: Examples,
+    terms: Terms,  # the static description of the model
+    examples: Examples,  # features, targets, offsets, weights
     keys: list[Key],  # for the linear model, the gain, and perhaps the counts
-    noise_multiplier: float,
-    execution: Execution,
+    noise_multiplier: float,  # of all releases together
+    execution: Execution,  # microbatches, callback, checkpoint
 ) -> _Choice:
-    """Releases the choice of terms, by the gain over a linear model and by counts."""
+    """Releases the choice of lines, curves, or curves with narrow functions."""
+    # It follows from the gain over a linear model, and from counts of zeros by column.
     kind, num_samples = terms.kind, len(examples.targets)
     first_key, gain_key, *rare_key = keys
     threshold = Rule.of(kind.loss).threshold.of(num_samples, noise_multiplier)
@@ -378,8 +381,8 @@ def _released_choice(
 
 def _residual_problem(
     terms: Terms, examples: Examples, line: jax.Array, scale: jax.Array | None
-) -> tuple[Examples, jax.Array]:
-    """Returns the columns that may bend, and a linear model's predictions."""
+) -> tuple[Examples, jax.Array]:  # for `released_gain`
+    """Returns examples of columns that may bend, and a linear model's predictions."""
     # `line` are its weights; targets and predictions are in units of `scale`, if known.
     predictions = _lines(examples.features, line, terms.intercept)
     # The Huber loss has its threshold in units of the residuals' scale.

@@ -80,14 +80,14 @@ Params = dict[str, jax.Array]
 
 
 def fit(
-    kind: ModelKind,
-    examples: Examples,
+    kind: ModelKind,  # the static description of the model
+    examples: Examples,  # features, targets, offsets, weights
     *,
     key: Key,
-    noise_multiplier: float,
-    execution: Execution,
-) -> tuple[Params, dict[str, Any]]:
-    """Releases weights and intercept, and returns them and the stats.
+    noise_multiplier: float,  # of all releases together
+    execution: Execution,  # microbatches, callback, checkpoint
+) -> tuple[Params, dict[str, Any]]:  # params, stats
+    """Releases weights and intercept of a linear model, and returns them and stats.
 
     With the Huber loss:
 
@@ -112,16 +112,15 @@ def fit(
 
 
 def _robust_fit(
-    kind: ModelKind,
-    loss: Huber,
-    examples: Examples,
+    kind: ModelKind,  # the static description of the model
+    loss: Huber,  # with its threshold
+    examples: Examples,  # features, targets, offsets, weights
     key: Key,
-    noise_multiplier: float,
-    execution: Execution,
-) -> tuple[Params, dict[str, Any]]:
+    noise_multiplier: float,  # of all releases together
+    execution: Execution,  # microbatches, callback, checkpoint
+) -> tuple[Params, dict[str, Any]]:  # params, stats
     """Releases a Huber fit plus a fit to its residuals, by the steps of `fit`."""
-    # Both are fits in a released unit, about a released median; stats are of the
-    # second.
+    # Both have a released unit and center, so that outliers cost no noise.
     threshold = jnp.clip(loss.threshold, 1 / LARGEST, LARGEST) / _THRESHOLD
     kind = kind._replace(loss=Huber(_THRESHOLD))
     shares = {
@@ -190,7 +189,7 @@ def _less(targets: jax.Array, center: jax.Array | Scalar, unit: Scalar) -> jax.A
 def _residuals(
     kind: ModelKind, columns: jax.Array, targets: jax.Array, params: Params
 ) -> jax.Array:
-    """Returns targets less the predictions of `params`, (n,), as finite numbers."""
+    """Returns targets less a first fit's predictions, (n,), for the second fit."""
     weights = params["weights"]
     scores = by_block(
         lambda weights, x: jnp.matmul(kind.basis(x), weights, precision="highest"),
@@ -226,16 +225,17 @@ class Coordinates(NamedTuple):
 
 
 def _fit_once(
-    kind: ModelKind,
-    examples: Examples,
+    kind: ModelKind,  # the static description of the model
+    examples: Examples,  # features, targets, offsets, weights
     key: Key,
-    noise_multiplier: float,
-    execution: Execution,
-) -> tuple[Params, dict[str, Any]]:
-    """Releases a fit by noisy gradient steps, in params and stats as of `fit`."""
-    # Before the steps, the best constant, a whitening and clip norms are released;
-    # after them, a correction of scale and level. Targets of robust losses are centered
-    # and scaled.
+    noise_multiplier: float,  # of all releases together
+    execution: Execution,  # microbatches, callback, checkpoint
+) -> tuple[Params, dict[str, Any]]:  # params, stats
+    """Releases a fit by noisy gradient steps for `fit`; robust losses need two.
+
+    Before the steps, the best constant, a whitening and clip norms are released; after
+    them, a correction of scale and level.
+    """
     num_samples, num_features = shape = kind.shape(examples.features)
     shares = Shares.of(kind, shape, noise_multiplier)
     multipliers = shares.multipliers(noise_multiplier)
@@ -298,7 +298,7 @@ def _prepared(kind: ModelKind, examples: Examples) -> Records:
 @partial(jax.jit, static_argnums=0)
 def _of_records(
     kind: ModelKind, examples: Examples
-) -> tuple[dict[str, jax.Array], jax.Array, jax.Array]:
+) -> tuple[dict[str, jax.Array], jax.Array, jax.Array]:  # fields, sizes, norms
     """Returns replaced fields of examples, target sizes (n,) and row norms (n,)."""
     # Offsets are subtracted from targets, and become zero, if the start is their mean.
     shifted = {}
@@ -313,9 +313,10 @@ def _of_records(
 def _coordinates(
     kind: ModelKind, num_steps: int, records: Records, key: Key, multipliers: Shares
 ) -> Coordinates:
-    """Releases what steps need: a constant as start, coordinates, and clip norms."""
-    # `multipliers` are those of the releases, and `num_steps` that of the steps to
-    # come.
+    """Releases what steps need: a constant as start, coordinates, and clip norms.
+
+    `multipliers` are those of each release, and `num_steps` are to come.
+    """
     # The programs are separate, so that noisy quantiles are compiled once.
     examples = records.examples
     num_samples, num_features = kind.shape(examples.features)
@@ -360,8 +361,10 @@ def _weighted(kind: ModelKind, columns: jax.Array, weights: jax.Array) -> jax.Ar
 
 @partial(jax.jit, static_argnums=0)
 def norms_of_rows(kind: ModelKind, examples: Examples) -> jax.Array:
-    """Returns norms (n,) of features times roots of weights, to bound them."""
-    # A number that few of them exceed is the radius to which rows are clipped.
+    """Returns norms (n,) of features times roots of weights, to bound them.
+
+    A number that few of them exceed is the radius to which rows are clipped.
+    """
     columns = examples.features
     return by_block(
         lambda _, rows: row_norms(_weighted(kind, *rows)),
@@ -373,16 +376,17 @@ def norms_of_rows(kind: ModelKind, examples: Examples) -> jax.Array:
 
 
 def whitened(
-    kind: ModelKind,
-    examples: Examples,
-    radius: jax.Array,
+    kind: ModelKind,  # the static description of the model
+    examples: Examples,  # features, targets, offsets, weights
+    radius: jax.Array,  # clip norm of rows, released
     key: Key,
     multiplier: Scalar,  # the noise multiplier
     floors: tuple[float, float] = FLOORS,  # see `whitening`
-) -> tuple[Whitening, jax.Array]:
-    """Releases a whitening of rows clipped to `radius`, and all rows in it, (n, d)."""
-    # Steps are taken in these coordinates, where all directions have about equal
-    # spread.
+) -> tuple[Whitening, jax.Array]:  # map, whitened features
+    """Releases a whitening of features, and returns it and whitened features (n, d).
+
+    In these coordinates directions have about equal spread, so steps need no tuning.
+    """
     moments, stddevs, ones = _moments(kind, examples, radius, multiplier)
     noisy = gaussian_of_padded(key, moments, stddevs)
     return _whitened(kind, floors, examples.features, noisy, stddevs, ones)
@@ -390,15 +394,16 @@ def whitened(
 
 @partial(jax.jit, static_argnums=0)
 def _moments(
-    kind: ModelKind,
-    examples: Examples,
-    radius: jax.Array,
+    kind: ModelKind,  # the static description of the model
+    examples: Examples,  # features, targets, offsets, weights
+    radius: jax.Array,  # clip norm of the features
     multiplier: Scalar,  # the noise multiplier
-) -> tuple[Unrounded, jax.Array, jax.Array | None]:
-    """Returns second moments of rows before noise, stddevs, and the rows' constant."""
-    # A row is a record's features, clipped to `radius`. With an intercept it has one
-    # more entry, that constant, which gives the center. All are times the root of the
-    # weight.
+) -> tuple[Unrounded, jax.Array, jax.Array | None]:  # moments, stddevs, constant
+    """Returns second moments of rows before noise, stddevs, and the rows' constant.
+
+    A row is a record's features times the root of its weight. With an intercept it has
+    one more entry, that constant times the root, which gives the center.
+    """
     columns, weights = examples.features, examples.weights
     ones = constants = None
     if kind.has_intercept:
@@ -423,7 +428,7 @@ def _whitened(
     noisy: jax.Array,  # entries of the moments, padded
     stddevs: jax.Array,  # of their noise
     ones: jax.Array | None,  # the rows' constant; None: no intercept
-) -> tuple[Whitening, jax.Array]:
+) -> tuple[Whitening, jax.Array]:  # map, whitened features
     """Returns the whitening by noisy second moments, and whitened features (n, d)."""
     _, num_features = kind.shape(columns)
     moments, stddev = symmetric(num_features + (ones is not None), noisy, stddevs)
@@ -492,10 +497,10 @@ def product(x: jax.Array, y: jax.Array) -> jax.Array:
 
 @jax.jit
 def _in_features(
-    white: Whitening,
-    params: dict[str, jax.Array],
+    white: Whitening,  # z = A^T (x - center) for features x
+    params: dict[str, jax.Array],  # for z
     correction: tuple[jax.Array, jax.Array] | None,
-) -> dict[str, jax.Array]:
+) -> dict[str, jax.Array]:  # weights and intercept
     """Returns weights and intercept for features, from weights and intercept for z.
 
     `correction` is the factor of the weights, and the change of the intercept.
@@ -519,16 +524,16 @@ class Predictor(NamedTuple):
 
 
 def recalibration(
-    loss: LinearLoss,
-    predictor: Predictor,
+    loss: LinearLoss,  # of predictions and targets
+    predictor: Predictor,  # scores and level of predictions, records
     *,
     key: Key,
-    has_level: bool,
-    is_at_mean: bool,
-    size_multiplier: Scalar,
-    multiplier: Scalar,
-    axis_name: AxisName | None,
-) -> tuple[jax.Array, jax.Array]:
+    has_level: bool,  # whether there is an intercept
+    is_at_mean: bool,  # whether it is a mean of targets
+    size_multiplier: Scalar,  # of two bounds together
+    multiplier: Scalar,  # of the means
+    axis_name: AxisName | None,  # mesh axes of the records
+) -> tuple[jax.Array, jax.Array]:  # factor, change
     """Releases the factor of the scores, from 0 to 3, and the change of the level.
 
     A prediction is score + level + offset, with the intercept as level. Clipped
@@ -578,8 +583,8 @@ def _records(
 ) -> jax.Array:
     """Returns each record's terms of gradient and Hessian in scale and level, (n, 5).
 
-    `bounds` clip scores and slopes (derivatives of the loss), so that the five numbers
-    are in the set of `_RECORDS`, whose sensitivity is known.
+    `bounds` clip scores and slopes (derivatives of the loss), so that the sensitivity
+    of the mean of the five numbers is known.
     """
     scores, level, targets, offsets, weights = predictor
     spread, height = bounds
@@ -601,7 +606,7 @@ def _means(
     predictor: Predictor,  # scores and level of predictions, records
     bounds: list[jax.Array],  # of scores, and of slopes (derivatives of the loss)
     multiplier: Scalar,  # the noise multiplier
-) -> tuple[Unrounded, jax.Array]:
+) -> tuple[Unrounded, jax.Array]:  # means, stddevs
     """Returns means of gradient and Hessian for `recalibration`, before noise, (5,)."""
     # They are padded with zeros, as are the stddevs of the noise to add.
     samples = _records(loss, predictor, (bounds[0], bounds[1]))
@@ -617,7 +622,7 @@ def _newton_step(
     bounds: list[jax.Array],  # of scores and slopes
     means: jax.Array,  # of `_records`, with noise
     noise: Scalar,  # the stddev of the means
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[jax.Array, jax.Array]:  # factor, change
     """Returns the factor of scores and the change of the level, from released numbers.
 
     The means are gradient and Hessian of the mean loss in (spread·scale, level). The

@@ -120,12 +120,12 @@ class Scores(NamedTuple):
 
 
 def fit_with_errors(
-    kind: ModelKind,
-    examples: Examples,
+    kind: ModelKind,  # the static description of the model
+    examples: Examples,  # features, targets, offsets, weights
     *,
     key: Key,
-    noise_multiplier: float,
-    execution: Execution,
+    noise_multiplier: float,  # of all releases together
+    execution: Execution,  # microbatches, callback, checkpoint
 ) -> tuple[Params, Params, jax.Array, dict[str, Any]]:
     """Releases weights and intercept, their standard errors, correlations, and stats.
 
@@ -205,14 +205,13 @@ def fit_with_errors(
 
 
 def _in_rough_coordinates(
-    kind: ModelKind,
-    examples: Examples,
+    kind: ModelKind,  # the static description of the model
+    examples: Examples,  # features, targets, offsets, weights
     keys: tuple[Key, ...],  # for a bound of row norms, for second moments
     multipliers: dict[str, float],  # noise multipliers by release
 ) -> tuple[Whitening, Examples]:
     """Releases a whitening of the rows, and returns examples with whitened features."""
-    # If features are correlated, the noise hides fewer directions of H in whitened
-    # ones.
+    # With correlated features, noise would hide more directions of the Hessian.
     radius = noisy_bound(
         keys[0],
         gathered(norms_of_rows(kind, examples)),
@@ -227,11 +226,11 @@ def _in_rough_coordinates(
 @partial(jax.jit, static_argnums=0)
 def _linearized(
     kind: ModelKind, examples: Examples, params: Params, unit: Scalar
-) -> tuple[Params, jax.Array, jax.Array]:
-    """Returns the fit in a unit, rows with second moments H, and the slopes.
+) -> tuple[Params, jax.Array, jax.Array]:  # params, rows (n, k), slopes (n,)
+    """Returns params in a unit, and rows and slopes that linearize the loss there.
 
-    H, the Hessian of the mean loss at the fit, is in units of the largest second
-    derivative of the loss. Slopes (n,) are the loss's derivatives times the weights.
+    The rows' second moments are H, the Hessian of the mean loss in units of the loss's
+    largest second derivative. Slopes are the loss's derivatives times the weights.
     """
     z, targets, offsets, weights = examples
     params = {name: x / unit for name, x in params.items()}
@@ -282,9 +281,9 @@ def _with_level(inner: jax.Array, row: jax.Array, corner: Scalar) -> jax.Array:
 
 def _directions(
     moments: jax.Array, least: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns columns with v^T moments v = 1, hidden eigenvectors, and their number."""
-    # Noise hides eigenvalues up to `least`. Columns are zero in one of both matrices.
+) -> tuple[jax.Array, jax.Array, jax.Array]:  # each (k, k), and a scalar
+    """Returns columns v with v^T moments v = 1, hidden ones, and their number."""
+    # Noise hides eigenvalues up to `least`. A column is zero in one of both matrices.
     values, vectors = jnp.linalg.eigh(moments)
     is_clear = values > least
     scale = jnp.where(is_clear, jnp.sqrt(1 / jnp.maximum(values, least)), 0.0)
@@ -307,14 +306,14 @@ def _scores(
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _newton_step(
-    kind: ModelKind,
+    kind: ModelKind,  # the static description of the model
     num_samples: int,
     white: Whitening,  # from features to the coordinates of the fit
     unit: Scalar,  # of the fit's params
     first: Params,  # params of the fit
     curvatures: Curvatures,  # the inverse of the Hessian
     scores: Scores,  # means and second moments of gradients
-) -> tuple[Params, Params, jax.Array]:
+) -> tuple[Params, Params, jax.Array]:  # params, errors, correlations
     """Returns params after a Newton step, standard errors and correlations (k, k).
 
     All come from released numbers. The covariance is that of the step, by sampling and
@@ -374,10 +373,10 @@ def _parts(kind: ModelKind, values: jax.Array) -> Params:
 
 
 def released_scores(
-    kind: ModelKind,
+    kind: ModelKind,  # the static description of the model
     samples: Params,  # the blocks, (n, k) each
-    size_key: Key,
-    key: Key,
+    size_key: Key,  # for bounds and counts
+    key: Key,  # for the mean and the moments
     multipliers: dict[str, float],  # noise multipliers by release
 ) -> Scores:
     """Releases the mean of scores, corrected for clipping, and their second moments.
@@ -450,9 +449,9 @@ def _corrected(
     mean: Params,  # of the parts, released
     excess: dict[str, Excess],  # how much norms exceed the bounds
     halves: Params,  # half of the bounds
-) -> tuple[jax.Array, Scores]:
+) -> tuple[jax.Array, Scores]:  # rows, scores
     """Returns rows (n, k) of norm 1 for second moments, and the corrected `Scores`."""
-    # Its stddevs are in units of the noise of the parts, and its moments are zeros yet.
+    # Their stddevs are in units of the parts' noise; moments are zeros until released.
     means, noises, biases, units, rows = [], [], [], [], []
     is_heavy = jnp.zeros((), bool)
     for block, (name, share) in enumerate(shares):

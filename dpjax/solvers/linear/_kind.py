@@ -25,15 +25,16 @@ def themselves(columns: jax.Array) -> jax.Array:
 
 def by_block(
     function: Callable[[PyTree, PyTree], jax.Array],
-    replicated: PyTree,
-    rows: PyTree,
+    replicated: PyTree,  # the same on all devices
+    rows: PyTree,  # leaves (n, ...)
     *,
-    width: int,
-    axis_name: AxisName | None,
+    width: int,  # numbers for each row
+    axis_name: AxisName | None,  # mesh axes of the rows
 ) -> jax.Array:
     """Returns `function(replicated, rows)`, computed for a block of rows at a time.
 
-    Each row makes about `width` numbers; only the result is in memory for all rows.
+    Features of curves are many for each row; only the result, with the leading axis n,
+    is in memory for all rows.
     """
     most = max(_MOST_NUMBERS // max(width, 1), 1)
 

@@ -178,11 +178,11 @@ def _counted(num_groups, key, samples, indices, middle, reach, multiplier):
 def _means(
     key: Key, groups: Groups, budget: tuple[float, float], reach: float
 ) -> tuple[jax.Array, jax.Array]:
-    """Releases the mean of each group, (G,), and returns standard errors, (G,).
+    """Releases the mean of each group, (G,), and returns its standard error, (G,).
 
-    Samples are clipped about a median of all groups together. `budget` is the noise
-    multiplier of all releases, and the share of their budget beside quantiles; samples
-    are within ±reach.
+    Samples, within ±reach, are clipped about a median of all groups. `budget` is the
+    noise multiplier of all releases, and the share of their budget that quantiles
+    leave.
     """
     size_key, median_key, length_key, sum_key, square_key = _keys.split(key, 5)
 
@@ -230,15 +230,14 @@ class _Sums(NamedTuple):
 @jax.jit
 def _sums(
     keys: tuple[Key, Key],  # for sums, and for sums of squares
-    groups: Groups,
+    groups: Groups,  # samples and their groups
     place: tuple[jax.Array, jax.Array, float],  # median, its search bound, reach
-    seen: SizeHistogram,  # of distances from the median
+    seen: SizeHistogram,  # histogram of distances from the median
     multipliers: tuple[float, float, float],  # of sums, squares, and seen
 ) -> _Sums:
     """Releases each group's sums of samples and squares, for means and their errors.
 
-    Samples are clipped at the public bounds or in layers (`layers_of`), whichever has
-    less noise.
+    Samples are clipped at public bounds, or in layers where these have less noise.
     """
     (center, bound, reach), counts = place, groups.counts
     num_samples = groups.values.size
@@ -308,8 +307,7 @@ def _squares(
     key: Key, groups: Groups, lengths: jax.Array, radius: jax.Array, multiplier: float
 ) -> tuple[jax.Array, jax.Array]:
     """Releases each group's sum of squares of lengths, (G,), and its noise's stddev."""
-    # Lengths (n,), distances from the center, are clipped to `radius`; sums give
-    # errors.
+    # Lengths (n,), distances from the center, are clipped to `radius`, for errors.
     short = (jnp.minimum(lengths, radius) / radius) ** 2
     clipping = SetClipping(1.0, math.sqrt(min(groups.counts.size, 2)))
     squares, stddev = _noisy_sums(key, groups, short[:, None], multiplier, clipping)
@@ -319,7 +317,7 @@ def _squares(
 
 def _shrunk(
     layers: jax.Array, counts: jax.Array, variances: jax.Array
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[jax.Array, jax.Array]:  # both (G,)
     """Returns each group's sum over layers, (G,), less noise, and the part removed.
 
     `layers` (3, G) are noisy sums within three radii, with `variances` (3,); the outer
@@ -338,8 +336,8 @@ def _shrunk(
 
 def _noisy_sums(
     key: Key, groups: Groups, rows: jax.Array, multiplier: Scalar, clipping: Clipping
-) -> tuple[jax.Array, Scalar]:
-    """Releases sums of clipped rows (n, k) by group, (G, k), and the noise's stddev."""
+) -> tuple[jax.Array, Scalar]:  # sums (G, k), and the stddev of their noise
+    """Releases each group's sum of rows (n, k), which `clipping` bounds."""
     (num_samples, k), num_groups = rows.shape, groups.counts.size
 
     def product(table: jax.Array, record: tuple[jax.Array, jax.Array]) -> jax.Array:
@@ -358,8 +356,10 @@ def _noisy_sums(
 @jax.jit
 def _group_means(
     counts: jax.Array, count_stddev: jax.Array, sums: _Sums
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[jax.Array, jax.Array]:  # means, errors
     """Returns each group's mean and standard error, (G,), from released numbers."""
+    # Errors count sampling, noise and clipping; groups that noise hides have
+    # infinities.
     sizes = jnp.maximum(counts, 1).astype(sums.values.dtype)
     from_center = sums.values / sizes
     variance = (sums.squares + sums.variance) / sizes**2
@@ -373,10 +373,10 @@ def _group_means(
 def _quantiles(
     quantiles: tuple[float, ...],
     key: Key,
-    groups: Groups,
-    multiplier: float,  # the noise multiplier
+    groups: Groups,  # samples and their groups, with released counts
+    multiplier: float,  # the noise multiplier of all of them
     reach: float | None,  # half width of public bounds, if known
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[jax.Array, jax.Array]:  # quantiles, errors
     """Releases quantiles of each group (G, Q), and returns their standard errors.
 
     Privacy:

@@ -272,7 +272,7 @@ class Shares(NamedTuple):
 @partial(jax.jit, static_argnums=0)
 def untuned_mean(
     axis_name: AxisName | None, samples: jax.Array, key: Key, multipliers: Shares
-) -> tuple[jax.Array, jax.Array, dict[str, Scalar]]:
+) -> tuple[jax.Array, jax.Array, dict[str, Scalar]]:  # mean, errors, stats
     """Releases the mean (d,) of rows (n, d), its standard errors (d,), and stats.
 
     1. Each column gets a size, from a histogram of exponents, a median within four
@@ -351,8 +351,7 @@ class Round(NamedTuple):
         """Releases medians, scales and the map A of samples (n, d), and returns rows.
 
         `keys` are for medians and scales, and for second moments, which give A: the
-        identity without a share of the budget. In z all columns can have the same clip
-        norm.
+        identity without a share of the budget. Then one clip norm suits all columns.
         """
         place_key, moments_key = keys
         size_key, median_key, scale_key = _keys.split(place_key, 3)
@@ -406,12 +405,13 @@ class Round(NamedTuple):
 
 def radii_of(
     seen: SizeHistogram, multiplier: float, num_samples: int, d: int
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[jax.Array, jax.Array]:  # radii, mean length beyond
     """Returns radii (4,), from zero, at which layers of rows end, and a mean length.
 
     `seen` is the released histogram of row lengths. A fifth of the rows are longer than
-    the first layer, and few than the last. The mean length beyond the last radius is an
-    estimate of the bias of clipping there. `multiplier` is that of the mean.
+    the first layer, and few than the last. The mean length beyond the last radius
+    estimates the bias of clipping there. `multiplier` is the noise multiplier of the
+    mean.
     """
     first = seen.quantile(0.0, _BEYOND_FIRST)
     # The last radius follows from a Pareto tail, because few records are beyond it.
@@ -427,7 +427,7 @@ def radii_of(
 
 def layers_of(
     z: jax.Array, lengths: jax.Array, radii: jax.Array
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[jax.Array, jax.Array]:  # layers and weights
     """Returns each row's weighted layers, shape (n, 3, d), and the weights, shape (3,).
 
     A layer is the part of a row z (n, d) between two `radii` (4,). The layers of a row
@@ -455,8 +455,7 @@ def kept_of(layers: jax.Array, variances: jax.Array) -> jax.Array:
 def _squares(key, z, lengths, seen: SizeHistogram, radii, multipliers, axis_name):
     """Releases the mean square of each column of rows clipped to the last radius.
 
-    It is (d,), for the variance by sampling. `seen` is a histogram of `lengths` of rows
-    z.
+    It is (d,), for the variance by sampling. `seen` is a histogram of row `lengths`.
     """
     num_samples, d = z.shape
     # Rows are clipped to the middle radius, for less noise. The histogram of lengths

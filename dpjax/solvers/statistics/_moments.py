@@ -44,7 +44,7 @@ def noisy_second_moments(
 ) -> tuple[jax.Array, Scalar]:
     """Releases the mean of x x^T over rows x of `features` (n, d), clipped to norm R.
 
-    R is the radius. `whitening` makes coordinates of the result.
+    With `whitening` it gives coordinates in which rows have about equal spread.
 
     Returns:
         The symmetric noisy moments, shape (d, d), and the stddev s of their diagonal;
@@ -61,10 +61,10 @@ def noisy_second_moments(
 
 
 def second_moments(
-    axis_name: AxisName | None,
+    axis_name: AxisName | None,  # mesh axes of the records
     records: PyTree,
-    radius: Scalar,
-    noise_multiplier: Scalar,
+    radius: Scalar,  # rows are clipped to this norm
+    noise_multiplier: Scalar,  # stddev / l2 sensitivity
     row_of: Callable[[PyTree], jax.Array] = lambda row: row,
 ) -> tuple[Unrounded, jax.Array]:
     """Returns the moments of `noisy_second_moments` before noise, and stddevs of noise.
@@ -123,18 +123,18 @@ _symmetric = jax.jit(symmetric, static_argnums=0)
 
 def whitening(
     moments: jax.Array,
-    stddev: Scalar,
+    stddev: Scalar,  # of the noise on the diagonal
     *,
     ones: Scalar | None = None,
     floors: tuple[float, float] = FLOORS,
 ) -> Whitening:
     """Returns the center and the map A that whiten features, from released moments.
 
-    The moments (d, d) are a mean of x x^T whose diagonal has noise of `stddev`, so this
-    costs no privacy. With `ones`, the last of the d columns is that constant times the
-    root of a record's weight: it gives the mean weight and the center. Floors are added
-    to all eigenvalues, so that directions hidden by noise are not scaled up: floors[0]
-    times the largest eigenvalue of the remaining noise, plus floors[1] times the mean
+    The moments (d, d) are a mean of x x^T with noise, so this costs no privacy. With
+    `ones`, the last of the d columns is that constant times the root of a record's
+    weight: it gives the mean weight and, with it, the center. Floors are added to all
+    eigenvalues, so that directions hidden by noise are not scaled up: floors[0] times
+    the largest eigenvalue of the remaining noise, plus floors[1] times the mean
     eigenvalue.
     """
     unit = jnp.maximum(jnp.max(jnp.abs(moments)), jnp.asarray(stddev, moments.dtype))

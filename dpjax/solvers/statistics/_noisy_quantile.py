@@ -44,18 +44,18 @@ _WITHIN, _RANGE = 0.25, 4.0  # see `median_and_bound`
 
 def noisy_quantile(
     key: Key,
-    magnitudes: jax.Array,
+    magnitudes: jax.Array,  # private, shape (n,)
     *,
-    num_above: Scalar = 0.0,
-    share_above: Scalar = 0.0,
-    noise_multiplier: Scalar,
+    num_above: Scalar = 0.0,  # records that exceed the result
+    share_above: Scalar = 0.0,  # plus a share of the records not about zero
+    noise_multiplier: Scalar,  # stddev / l2 sensitivity
 ) -> jax.Array:
     """Releases a number that about `num_above` of the magnitudes (n,) exceed.
 
     It serves as clip norm or scale. Records are counted in bins of a factor of two; NaN
     counts as zero. The data end at the highest bin with a significant noisy count.
-    Noisy counts are added from there down until they reach `num_above`, or the share of
-    the records in all bins but the first, and the number is interpolated within that
+    Noisy counts are added from there down until they reach `num_above`, plus the share
+    of the records in all bins but the first, and the number is interpolated within that
     bin. If the noise hides so few records, the number is the end of the data; it is 1
     if no bin is significant, as for standardized data.
 
@@ -174,6 +174,7 @@ class SizeHistogram(NamedTuple):
 
     def sum_of_squares(self, low: Scalar, high: Scalar) -> jax.Array:
         """Estimates the sum of (clip(x, low, high) - low)^2 over all sizes x."""
+        # Variances of clipped means need it. A size counts as the middle of its bin.
         low, high = jnp.asarray(low), jnp.asarray(high)
         dtype = high.dtype
         low, high = low.astype("float32"), high.astype("float32")
@@ -231,17 +232,16 @@ def _bound(key: Key, magnitudes: jax.Array, stddev: Scalar, least: Scalar) -> ja
 
 def bisected(
     key: Key,
-    start: tuple[jax.Array, jax.Array],
-    counts_at: Callable[[jax.Array], jax.Array],
+    start: tuple[jax.Array, jax.Array],  # the first middle, and the first step
+    counts_at: Callable[[jax.Array], jax.Array],  # integers that depend on the data
     is_higher: Callable[[jax.Array, Any], jax.Array],
-    num_steps: int,
-    stddev: Scalar,
+    num_steps: int,  # public
+    stddev: Scalar,  # of the noise of each count
 ) -> tuple[jax.Array, jax.Array]:
     """Returns where a bisection by noisy counts ends, and half of its last step.
 
-    `start` is the first middle and the first step, of any shape. Each step releases
-    `counts_at(middle)`, integers, with noise of `stddev`, and goes up where
-    `is_higher(noisy, step)` holds for the index of the step, else down.
+    Quantiles and bounds are found with it. Each step releases `counts_at(middle)` with
+    noise, and goes up where `is_higher(noisy, index of the step)` holds, else down.
     """
 
     def halve(step: Any, state: tuple[jax.Array, jax.Array]) -> Any:
@@ -281,7 +281,8 @@ def noisy_excess(
 
 @jax.jit
 def _excess(key: Key, x: jax.Array, bound: jax.Array, stddev: Scalar) -> Excess:
-    """Releases how many magnitudes x (n,) exceed bound / 2 and bound, as estimates."""
+    """Releases how many magnitudes x (n,) exceed bound / 2 and bound, as `Excess`."""
+    # It estimates how much they exceed the bound. `stddev` is that of a count's noise.
     stddev = jnp.asarray(stddev, "float32")
     is_above = jnp.stack([(x > bound / 2) & ~(x > bound), x > bound])
     counts = jnp.minimum(jnp.sum(is_above.astype("int32"), axis=1), MOST_RECORDS)
@@ -298,16 +299,16 @@ def _excess(key: Key, x: jax.Array, bound: jax.Array, stddev: Scalar) -> Excess:
 
 def noisy_median(
     key: Key,
-    values: jax.Array,
-    weights: jax.Array,
+    values: jax.Array,  # private
+    weights: jax.Array,  # (n,)
     *,
     bound: Scalar,
-    noise_multiplier: Scalar,
+    noise_multiplier: Scalar,  # stddev / l2 sensitivity
 ) -> jax.Array:
     """Releases the median of values within ±bound, (n,), or of each column, (n, d).
 
-    Records of weight zero do not count; all others in `weights` (n,) count once. The
-    bound is public or released.
+    Records of weight zero do not count; all other records count once. The bound is
+    public or released.
 
     Privacy:
         A Gaussian mechanism of the noise multiplier under replace-one, of 20 adaptive
@@ -320,18 +321,17 @@ def noisy_median(
 
 
 def median_and_bound(
-    keys: tuple[Key, Key],
+    keys: tuple[Key, Key],  # for bounds, and for medians
     values: jax.Array,
-    weights: jax.Array,
+    weights: jax.Array,  # (n,); zero: does not count
     *,
-    size_multiplier: float,
-    multiplier: float,
-) -> tuple[jax.Array, jax.Array]:
+    size_multiplier: float,  # of bounds
+    multiplier: float,  # of medians
+) -> tuple[jax.Array, jax.Array]:  # medians, bounds
     """Releases medians of values (n,) or columns (n, d), and bounds of their search.
 
-    Samples are clipped and scaled about such a median. The first key and
-    `size_multiplier` are for bounds, four times the 75 per cent quantile of absolute
-    values.
+    Samples are clipped and scaled about such a median. A bound is four times the 75 per
+    cent quantile of the absolute values.
 
     Privacy:
         Two Gaussian mechanisms under both multipliers: one for all bounds together, one
@@ -357,7 +357,8 @@ def median_and_bound(
 def _median(
     key: Key, values: jax.Array, weights: jax.Array, bound: Scalar, stddev: Scalar
 ) -> jax.Array:
-    """Computes `noisy_median` by bisection; `stddev` is that of a count's noise."""
+    """Releases medians of values within ±bound, (n,) or (n, d), by bisection."""
+    # `stddev` is that of each count's noise. Records of weight zero do not count.
     is_counted = jnp.expand_dims(weights > 0, tuple(range(1, values.ndim)))
 
     def excess(middle: jax.Array) -> jax.Array:

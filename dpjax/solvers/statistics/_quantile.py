@@ -190,7 +190,7 @@ def _with_error(static: tuple[SelectionName, float], key, samples, edges, epsilo
     """Releases a quantile as the midpoint of a bin, and its standard error, scalars.
 
     `static` names the mechanism of choices and the quantile. A second choice, of a
-    width that covers two standard errors of the rank, gives the error: infinite at an
+    width that covers two standard errors of the rank, gives the error, infinite at an
     end.
     """
     mechanism, quantile = static
@@ -237,6 +237,7 @@ def scores_of(samples: jax.Array, edges: jax.Array, quantile: float) -> jax.Arra
 
 def num_up_to(samples: jax.Array, edges: jax.Array, quantile: float) -> jax.Array:
     """Counts the samples (n,) up to the upper edge of each bin, shape (num_bins,)."""
+    # The scores of bins for a quantile follow from these counts.
     # The public index of a missing value determines its side, so that each record still
     # counts by itself alone.
     multiples = jnp.arange(samples.size, dtype="uint32") * jnp.uint32(_GOLDEN)
@@ -343,12 +344,12 @@ def _counted(
 
 def noisy_counts(
     key: Key, counts: jax.Array, multiplier: Scalar, num_samples: int
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+) -> tuple[jax.Array, jax.Array, jax.Array]:  # counts, errors, stddev
     """Releases counts of bins as integers, with errors and the stddev of the noise.
 
-    A replaced record moves the counts (k,) by sqrt(2). They are exact in float32. The
-    standard errors (k,) are of estimates of n times a probability, by sampling and
-    noise.
+    Standard errors (k,), by sampling and noise, are of estimates of n times a
+    probability. A replaced record moves the counts (k,) by sqrt(2). They are exact in
+    float32.
     """
     stddev = math.sqrt(2) * ROUNDED_UP * jnp.asarray(multiplier, "float32")
     noisy = mechanisms.gaussian(key, counts.astype("float32"), stddev=stddev)
@@ -361,9 +362,8 @@ def noisy_counts(
 def private_edges(key: Key, samples: jax.Array, multiplier: float) -> jax.Array:
     """Releases edges (21,) of a histogram's bins, around the median of samples (n,).
 
-    They are evenly spaced, at multiples of 1, 2 or 5 times a power of ten, and leave
-    out about a twentieth of the samples. They cost a tenth of the budget of
-    `multiplier`.
+    They are adjacent multiples of 1, 2 or 5 times a power of ten, with a twentieth of
+    the samples outside. They cost a tenth of the budget of `multiplier`.
     """
     size_key, median_key, distance_key = _keys.split(key, 3)
     known = ~jnp.isnan(gathered(samples))

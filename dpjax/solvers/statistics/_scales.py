@@ -111,8 +111,7 @@ def scales_share(
     """Returns the share of the budget for releasing scales, from public numbers.
 
     It suffices to detect a size (a factor of two) that a quarter of the records have,
-    from `least` to 0.35; it is zero if 0.35 could not detect a size that half of them
-    have.
+    from `least` to 0.35; it is zero if 0.35 could not detect a size of half of them.
     """
     if num_columns == 0:
         return 0.0
@@ -200,18 +199,18 @@ def dp_center_and_scale(
 
 def release_scales(
     key: Key,
-    columns: np.ndarray,
+    columns: np.ndarray,  # private, (n, k)
     *,
-    noise: Noise,
-    weights: np.ndarray | None = None,
+    noise: Noise,  # of all releases together
+    weights: np.ndarray | None = None,  # (n,); zero: does not count
     is_centered: bool = True,
 ) -> Standard:
-    """Releases the `Standard` of a table's columns, as `dp_center_and_scale` does.
+    """Releases centers, scales and ranges of columns, by `dp_center_and_scale`.
 
-    It holds centers, scales and ranges. Columns (n, k) whose size the noise hides are
-    clipped to [-1, 1], which keeps dummies and the signs of amounts. A record of weight
-    zero does not count. Without is_centered all centers are zero. All releases together
-    are one Gaussian mechanism of the noise multiplier under replace-one.
+    Models clip and scale features by them. Columns whose size the noise hides are
+    clipped to [-1, 1], which keeps dummies and the signs of amounts. Without
+    is_centered all centers are zero. All releases together are one Gaussian mechanism
+    of the noise multiplier under replace-one.
     """
     cells = np.clip(columns, -_BEYOND, _BEYOND).astype(np.float32)
     is_counted = None if weights is None else jnp.asarray(weights > 0)
@@ -238,13 +237,13 @@ class _Scales(NamedTuple):
 
 def _released(
     key: Key,
-    columns: jax.Array,
+    columns: jax.Array,  # private, (n, k)
     is_counted: jax.Array | None,  # None: all records count
     multiplier: float,  # the noise multiplier
     *,
     is_centered: bool = True,
 ) -> _Scales:
-    """Releases a center and a scale of each of k columns, (n, k).
+    """Releases a center and a scale of each column, (k,), for standardizing.
 
     1. A histogram of the number of nonzero cells of a row gives b, which few rows
        exceed. Rows with more cells count less.
@@ -298,7 +297,7 @@ def _released(
 @jax.jit
 def _start(
     columns: jax.Array, is_counted: jax.Array | None
-) -> tuple[jax.Array, _Scales]:
+) -> tuple[jax.Array, _Scales]:  # columns, scales
     """Returns clipped cells, NaN if they do not count, and centers 0 with scales 1."""
     # Releases start from these; columns are (n, k), and without is_counted all count.
     columns = jnp.clip(columns, -_BEYOND, _BEYOND)
@@ -339,8 +338,8 @@ def _edges_of(num_columns: int) -> jax.Array:
 @jax.jit
 def _numbers_of_cells(
     columns: jax.Array, multiplier: Scalar
-) -> tuple[Unrounded, jax.Array]:
-    """Counts rows by number of nonzero cells, before noise, and returns stddevs."""
+) -> tuple[Unrounded, jax.Array]:  # a histogram, padded, and stddevs of its noise
+    """Counts rows by their number of nonzero cells, before noise, for `_most_cells`."""
     edges = _edges_of(columns.shape[1])
     is_cell = (columns != 0) & ~jnp.isnan(columns)
     num_cells = jnp.sum(is_cell, axis=1, dtype="float32")
@@ -367,8 +366,9 @@ def _most_cells(
 def _exponents(columns, is_counted, scales: _Scales, multiplier):
     """Returns histograms of exponents of |x - center|, before noise, and stddevs.
 
-    A row with more than b nonzero cells counts less, so that b bounds the sensitivity.
-    The last entry is the number of records that count. Both are padded with zeros.
+    Columns are (n, k), and is_counted is (n,), or None for all. A row with more than b
+    nonzero cells counts less, so that b bounds the sensitivity. The last entry is the
+    number of records that count. Both vectors are padded with zeros.
     """
     num_samples, num_columns = columns.shape
     most_cells = scales.most_cells
@@ -452,6 +452,7 @@ def _means(
 @partial(jax.jit, static_argnums=0)
 def _centered(num_samples: int, scales: _Scales, noisy: jax.Array) -> _Scales:
     """Returns `scales` with centers moved by noisy means that are far from zero."""
+    # The means are of (x - center) / scale, over all n records, padded.
     centers = scales.centers
     to_counted = (num_samples / scales.num_counted).astype(centers.dtype)
     means = noisy[: centers.size].astype(centers.dtype) * to_counted
