@@ -108,9 +108,9 @@ def _tested(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Returns functions (n, k, 4), slopes (n, K), and curvatures in [0, 1], (n,).
 
-    The functions of each of k columns are one, a line, and two hats: their products
-    with slopes test for curves. Slopes and curvatures are derivatives of the loss at
-    `predictions`.
+    The functions of each of k columns are the constant 1, a line, and two hats: their
+    products with slopes test for curves. Slopes and curvatures are derivatives of the
+    loss at `predictions`.
     """
     features, targets, offsets, weights = examples
     several = predictions.ndim > 1
@@ -138,12 +138,12 @@ def _straightened(
     key: Key,
     multiplier: Scalar,  # the noise multiplier
 ) -> jax.Array:
-    """Releases combinations of hats, ones and lines without straight parts, (k, 2, 4).
+    """Releases the coefficients (k, 2, 4) of hats without their straight parts.
 
-    With them `_bends` makes two functions of each of k columns. The mean is of squares
-    and products of a record's four functions, each column's times the curvature. No two
-    records are at an obtuse angle: their inner product is a sum of squares of inner
-    products of functions.
+    With them `_bends` makes two functions of each of k columns: combinations of hats,
+    the constant and the line. The mean is of squares and products of a record's four
+    functions, each column's times the curvature. No two records are at an obtuse angle:
+    their inner product is a sum of squares of inner products of functions.
     """
     num_columns = functions.shape[1]
     rows, columns = jnp.triu_indices(4)
@@ -230,11 +230,11 @@ def _gain(
 def rare_columns(
     axis_name: Any, examples: Examples, key: Key, multiplier: Scalar
 ) -> tuple[jax.Array, jax.Array]:
-    """Releases the places of columns that are mostly zero, and their number.
+    """Releases the indices of columns that are mostly zero, and their number.
 
-    They may have narrow functions. At most `MOST_FINEST` places are returned, columns
-    with more records beside zero first, because they have the most to gain. As many as
-    that number, the first ones, are mostly zero.
+    They may have narrow hat functions. At most `MOST_FINEST` indices are returned,
+    columns with more records beside zero first, because they have the most to gain.
+    Only as many as the number, from the first, are mostly zero.
 
     Privacy:
         Under replace-one one Gaussian mechanism of the multiplier. A record gives its

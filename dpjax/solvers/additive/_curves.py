@@ -188,7 +188,7 @@ def curves_of(
     tail: float | None,  # unit of lines beyond the knots; None: lines alone
     knots: tuple[float, ...],  # of every curve
     intercept: int | None,  # index of its column
-) -> Curves:
+) -> Curves:  # for predictions
     """Returns fitted weights of the functions of `Hats` as slopes and heights."""
     # With a tail of 0 the columns of `smooth` had no lines among these functions.
     outputs = weights.shape[1:]
@@ -213,7 +213,7 @@ def curves_of(
 
 @jax.jit
 def at_finest(curves: Curves, places: jax.Array, weights: jax.Array) -> Curves:
-    """Returns curves at the finest knots, some of them with narrow functions.
+    """Returns curves at the finest knots, where narrow hat functions are added to some.
 
     Args:
         curves: curves at `FINE` knots.

@@ -120,7 +120,7 @@ def _robust_fit(
     execution: Execution,  # microbatches, callback, checkpoint
 ) -> tuple[Params, dict[str, Any]]:  # params, stats
     """Releases a Huber fit plus a fit to its residuals, by the steps of `fit`."""
-    # Both have a released unit and center, so that outliers cost no noise.
+    # Both have a released unit and center, so that no noise grows with outliers.
     threshold = jnp.clip(loss.threshold, 1 / LARGEST, LARGEST) / _THRESHOLD
     kind = kind._replace(loss=Huber(_THRESHOLD))
     shares = {
@@ -315,7 +315,7 @@ def _coordinates(
 ) -> Coordinates:
     """Releases what steps need: a constant as start, coordinates, and clip norms.
 
-    `multipliers` are those of each release, and `num_steps` are to come.
+    `multipliers` are the releases' noise multipliers, and `num_steps` steps follow.
     """
     # The programs are separate, so that noisy quantiles are compiled once.
     examples = records.examples

@@ -132,11 +132,11 @@ def fit_with_errors(
     The errors' correlations have the weights before the intercept.
 
     1. A bound of row norms, and second moments of rows, give coordinates z. If features
-       are correlated, noise hides fewer directions of H in z than in features.
+       are correlated, noise hides fewer directions of the Hessian H in z.
     2. A fit in z is the first estimate.
     3. H is the second moments of rows times the root of the loss's second derivative,
-       clipped to a bound. Directions of curvature below twice the edge of the noise's
-       spectrum are hidden.
+       clipped to a bound. Directions of curvature below twice the noise's
+       largest eigenvalue are hidden: they are left out.
     4. Scores in the other directions, in which H is the identity, and the score of the
        intercept get bounds, with noisy counts of scores near and above them.
     5. The mean of clipped scores is corrected by an estimate of the bias of clipping; S
@@ -227,10 +227,11 @@ def _in_rough_coordinates(
 def _linearized(
     kind: ModelKind, examples: Examples, params: Params, unit: Scalar
 ) -> tuple[Params, jax.Array, jax.Array]:  # params, rows (n, k), slopes (n,)
-    """Returns params in a unit, and rows and slopes that linearize the loss there.
+    """Returns params over `unit`, and rows and slopes that linearize the loss there.
 
     The rows' second moments are H, the Hessian of the mean loss in units of the loss's
-    largest second derivative. Slopes are the loss's derivatives times the weights.
+    largest second derivative. Slopes are the loss's derivatives times the weights. The
+    unit is the residuals' scale with a Huber loss, else 1.
     """
     z, targets, offsets, weights = examples
     params = {name: x / unit for name, x in params.items()}
@@ -250,7 +251,8 @@ def _curvatures(has_intercept: bool, moments: jax.Array, stddev: Scalar) -> Curv
     """Returns directions in which the Hessian is the identity, by released moments.
 
     `moments` (k, k) are the Hessian with noise, of `stddev` on the diagonal. Directions
-    that the noise hides are left out: see `Curvatures`.
+    that the noise hides are zeros. With an intercept the last direction is the
+    intercept of centered rows.
     """
     size = len(moments)
     stddev = jnp.asarray(stddev, moments.dtype)
@@ -282,7 +284,7 @@ def _with_level(inner: jax.Array, row: jax.Array, corner: Scalar) -> jax.Array:
 def _directions(
     moments: jax.Array, least: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:  # each (k, k), and a scalar
-    """Returns columns v with v^T moments v = 1, hidden ones, and their number."""
+    """Returns columns v with v^T moments v = 1, hidden columns, and their number."""
     # Noise hides eigenvalues up to `least`. A column is zero in one of both matrices.
     values, vectors = jnp.linalg.eigh(moments)
     is_clear = values > least
@@ -311,7 +313,7 @@ def _newton_step(
     white: Whitening,  # from features to the coordinates of the fit
     unit: Scalar,  # of the fit's params
     first: Params,  # params of the fit
-    curvatures: Curvatures,  # the inverse of the Hessian
+    curvatures: Curvatures,  # directions in which the Hessian is the identity
     scores: Scores,  # means and second moments of gradients
 ) -> tuple[Params, Params, jax.Array]:  # params, errors, correlations
     """Returns params after a Newton step, standard errors and correlations (k, k).

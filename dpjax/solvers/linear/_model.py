@@ -288,7 +288,9 @@ def _chosen_features(
     noise_multiplier: float,  # of all releases together
     execution: Execution,  # microbatches, callback, checkpoint
 ) -> jax.Array:  # (num_chosen,)
-    """Releases ascending indices of `num_chosen` features that correlate with slopes.
+    """Releases the ascending indices of `num_chosen` features to fit a model to.
+
+    Their products with the loss's derivatives have the largest means.
 
     Privacy:
         1 / (2 noise_multiplier^2)-zCDP under replace-one.
@@ -338,8 +340,9 @@ def _choose(
 ) -> jax.Array:
     """Releases the ascending indices of the features with the largest mean products.
 
-    A product is a feature times the loss's slope. Scores move by at most D, and Gumbel
-    noise has the scale D sqrt(k / (2 rho)): `docs/privacy/proofs/linear.md`, 8.6.
+    A product is a feature times the loss's slope. Mean products move by at most D;
+    Gumbel noise has the scale D sqrt(k / (2 rho)): `docs/privacy/proofs/linear.md`,
+    8.6.
     """
     loss = kind.loss
     features, targets, offsets, weights = examples

@@ -209,7 +209,9 @@ def noisy_bound(
 
 @jax.jit
 def _bound(key: Key, magnitudes: jax.Array, stddev: Scalar, least: Scalar) -> jax.Array:
-    """Computes `noisy_bound` by bisection; `stddev` is that of a count's noise."""
+    """Returns a bound that few magnitudes (n,) exceed, by bisecting its exponent."""
+    # `stddev` is that of each count's noise. At least about `least` magnitudes exceed
+    # it.
     dtype = magnitudes.dtype
     stddev, least = jnp.asarray(stddev, "float32"), jnp.asarray(least, "float32")
 
