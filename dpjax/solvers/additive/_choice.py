@@ -38,16 +38,13 @@ _FEW = 0.15
 
 
 def shares_of(
-    kind: ModelKind,
-    threshold: float,
+    kind: ModelKind,  # the static description of the model
+    threshold: float,  # the least gain for curves
     num_samples: int,
-    num_functions: int,
-    noise_multiplier: float,
-) -> dict[str, float]:
-    """Returns the shares of the budget that a choice costs, by public numbers.
-
-    `threshold` is the least gain for curves; other arguments are as in `is_seen`.
-    """
+    num_functions: int,  # tested functions: see `is_seen`
+    noise_multiplier: float,  # of the model and the choice
+) -> dict[str, float]:  # by release; the model has the rest
+    """Returns budget shares for choosing lines or curves, from public numbers."""
     noise = gain_noise(num_samples, num_functions, noise_multiplier)
     if kind.has_labels:
         return {"first_fit": MOST_SHARE, "bends": MOST_SHARE} | _SHARES
@@ -57,22 +54,22 @@ def shares_of(
 
 
 def released_gain(
-    kind: ModelKind,
-    examples: Examples,
-    predictions: jax.Array,
+    kind: ModelKind,  # the static description of the model
+    examples: Examples,  # features: columns that may bend
+    predictions: jax.Array,  # of the linear model, (n,) or (n, K)
     *,
     key: Key,
     noise_multiplier: float,
-    shares: Mapping[str, float],
+    shares: Mapping[str, float],  # of the budget, by release
 ) -> jax.Array:
     """Releases the gain of curves over a linear model, in squares of a clip norm.
 
-    Each column that may bend has two hat functions, one on either side of zero. Their
-    parts explained by a constant and a bounded line are removed by released second
-    moments, and the rest has about unit spread. The mean of function times slope of the
-    loss is then zero where a straight line is best, and half its square, over the
-    curvature, is the gain of a small bend. The squares are summed, less the expected
-    square of the noise.
+    Curves are fitted if it is large. Each column has two hat functions, one on either
+    side of zero. Their parts explained by a constant and a bounded line are removed by
+    released second moments, and the rest has about unit spread. The mean of function
+    times slope of the loss is then zero where a straight line is best, and half its
+    square, over the curvature, is the gain of a small bend. The squares are summed,
+    less the expected square of the noise.
 
     Privacy:
         Under replace-one as up to four Gaussian mechanisms, of the noise multiplier
@@ -109,7 +106,12 @@ def released_gain(
 def _tested(
     kind: ModelKind, examples: Examples, predictions: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns functions (n, k, 4), slopes (n, K), and curvatures in [0, 1], (n,)."""
+    """Returns functions (n, k, 4), slopes (n, K), and curvatures in [0, 1], (n,).
+
+    The functions of each of k columns are the constant 1, a line, and two hats: their
+    products with slopes test for curves. Slopes and curvatures are derivatives of the
+    loss at `predictions`.
+    """
     features, targets, offsets, weights = examples
     several = predictions.ndim > 1
     shift = offsets[:, None] if several else offsets
@@ -130,17 +132,18 @@ def _tested(
 
 @partial(jax.jit, static_argnums=0)
 def _straightened(
-    axis_name: Any,
-    functions: jax.Array,
-    curvatures: jax.Array,
+    axis_name: Any,  # mesh axes of the records
+    functions: jax.Array,  # four of each column, (n, k, 4)
+    curvatures: jax.Array,  # (n,), in [0, 1]
     key: Key,
-    multiplier: Scalar,
+    multiplier: Scalar,  # the noise multiplier
 ) -> jax.Array:
-    """Releases combinations of hats, ones and lines without straight parts, (k, 2, 4).
+    """Releases the coefficients (k, 2, 4) of hats without their straight parts.
 
-    The mean is of squares and products of a record's four functions, each column's
-    times the curvature. No two records are at an obtuse angle: their inner product is a
-    sum of squares of inner products of functions.
+    With them `_bends` makes two functions of each of k columns: combinations of hats,
+    the constant and the line. The mean is of squares and products of a record's four
+    functions, each column's times the curvature. No two records are at an obtuse angle:
+    their inner product is a sum of squares of inner products of functions.
     """
     num_columns = functions.shape[1]
     rows, columns = jnp.triu_indices(4)
@@ -186,7 +189,8 @@ def _bends(functions: jax.Array, matrix: jax.Array) -> jax.Array:
 def _centered(
     axis_name: Any, slopes: jax.Array, norm: jax.Array, key: Key, multiplier: Scalar
 ) -> jax.Array:
-    """Returns slopes clipped to a norm, minus their mean, which is released."""
+    """Returns slopes (n, K) clipped to a norm, minus their mean, which is released."""
+    # The mean of clipped slopes would seem a gain.
 
     def products(weights, slope):
         return jnp.sum(weights * slope)
@@ -200,14 +204,15 @@ def _centered(
 
 @partial(jax.jit, static_argnums=0)
 def _gain(
-    axis_name: Any,
-    bends: jax.Array,
-    slopes: jax.Array,
-    norm: jax.Array,
+    axis_name: Any,  # mesh axes of the records
+    bends: jax.Array,  # functions without straight parts, (n, 2 k)
+    slopes: jax.Array,  # (n, K), derivatives of the loss
+    norm: jax.Array,  # the clip norm of products, and their unit
     key: Key,
-    multiplier: Scalar,
+    multiplier: Scalar,  # the noise multiplier
 ) -> jax.Array:
-    """Releases the sum of squares of mean products of bends and slopes."""
+    """Releases the gain of curves: squares of mean products of bends and slopes."""
+    # They are summed, less the expected square of the noise.
 
     def products(weights, record):
         bend, slope = record
@@ -225,10 +230,11 @@ def _gain(
 def rare_columns(
     axis_name: Any, examples: Examples, key: Key, multiplier: Scalar
 ) -> tuple[jax.Array, jax.Array]:
-    """Releases the places of columns that are mostly zero, and their number.
+    """Releases the indices of columns that are mostly zero, and their number.
 
-    At most `MOST_FINEST` places are returned, columns with more records beside zero
-    first, because they have the most to gain. Only the first ones are mostly zero.
+    They may have narrow hat functions. At most `MOST_FINEST` indices are returned,
+    columns with more records beside zero first, because they have the most to gain.
+    Only as many as the number, from the first, are mostly zero.
 
     Privacy:
         Under replace-one one Gaussian mechanism of the multiplier. A record gives its

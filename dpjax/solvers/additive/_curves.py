@@ -37,14 +37,11 @@ MOST_SHARE, _MOST_NOISE = 0.05, 3e-4
 class Threshold(NamedTuple):
     """Holds the rule for the least gain of curves, in squares of the clip norm.
 
-    Attributes:
-        records: a factor of (noise multiplier + 1) / n: with less noise and more
-            records, a smaller gain suffices.
-        most: the largest threshold.
+    With less noise and more records, a smaller gain suffices.
     """
 
-    records: float
-    most: float
+    records: float  # a factor of (noise multiplier + 1) / n
+    most: float  # the largest threshold
 
     def of(self, num_samples: int, noise_multiplier: float) -> float:
         """Returns the least gain for curves, by public numbers."""
@@ -69,23 +66,17 @@ def gain_noise(num_samples: int, num_functions: int, noise_multiplier: float) ->
 class Rule(NamedTuple):
     """Holds the rule for when columns bend, for a loss.
 
-    Attributes:
-        records: the number of records that coarse and fine knots need, for each weight
-            of the model and each unit of the noise multiplier.
-        tail: the unit of lines beyond the fine knots. With a small unit, far tails use
-            less of a record's clip norm, but are fitted later.
-        threshold: the least gain for curves, if a gain is released.
-        bends_unseen: whether columns bend if the noise would hide the gain.
+    With a small tail, far tails use less of a record's clip norm, but are fitted later.
     """
 
-    records: tuple[float, float]
-    tail: float
-    threshold: Threshold
-    bends_unseen: bool
+    records: tuple[float, float]  # for coarse and fine knots: see `knots`
+    tail: float  # the unit of lines beyond the fine knots
+    threshold: Threshold  # the least gain for curves, if a gain is released
+    bends_unseen: bool  # whether columns bend if the noise would hide the gain
 
     @classmethod
     def of(cls, loss: LinearLoss) -> "Rule":
-        """Returns the rule of a loss.
+        """Returns the rule of a loss for when columns have curves.
 
         Labels bound the influence of a record. Other targets may be nearly all noise,
         with heavy tails, which curves follow sooner than lines do.
@@ -99,10 +90,11 @@ class Rule(NamedTuple):
     def knots(
         self, num_clear: float, num_columns: int, num_smooth: int
     ) -> tuple[float, ...]:
-        """Returns the knots of every curve, () for a linear model.
+        """Returns the most knots that the records allow for every curve, () for lines.
 
-        `num_clear` is the number of records, over the noise multiplier and the number
-        of outputs.
+        Coarse or fine knots need `records` for each weight. `num_clear` is the number
+        of records, over the noise multiplier and the number of outputs; `num_smooth` of
+        the columns may have curves.
         """
         coarse, fine = self.records
         for num_records, knots in ((fine, FINE), (coarse, _COARSE)):
@@ -115,11 +107,12 @@ class Rule(NamedTuple):
 def knots_of(
     loss: LinearLoss,
     num_samples: int,
-    num_columns: int,
-    num_smooth: int,
-    noise_multiplier: float,
+    num_columns: int,  # of the data
+    num_smooth: int,  # of the columns, those that may have curves
+    noise_multiplier: float,  # of all releases together
 ) -> tuple[float, ...]:
     """Returns the knots of every curve by public numbers, () for a linear model."""
+    # More records, and less noise, allow more knots.
     rule, num_functions = Rule.of(loss), 2 * num_smooth * loss.num_outputs
     if not (rule.bends_unseen or is_seen(num_samples, num_functions, noise_multiplier)):
         return ()
@@ -139,9 +132,10 @@ def may_be_finest(knots: tuple[float, ...], num_clear: float, num_weights: int) 
 def banded_knots_of(
     num_samples: int, num_columns: int, num_smooth: int, noise_multiplier: float
 ) -> tuple[float, ...]:
-    """Returns the knots of curves that have bands, () for a linear model.
+    """Returns the knots of curves with confidence bands, () for a linear model.
 
-    These are the most knots for which the noise hides no direction of usual columns.
+    These are the most knots for which the noise hides no direction of usual columns;
+    `num_smooth` of the columns may have curves.
     """
     for knots in reversed(_BANDED):
         num_weights = num_columns + num_smooth * (len(knots) - 2)  # without lines
@@ -168,7 +162,8 @@ class Hats:
     num_finest: int = 0
 
     def __call__(self, columns: jax.Array) -> jax.Array:
-        """Returns the functions, shape (n, d)."""
+        """Returns lines, then hat functions, of columns (n, c), as features (n, d)."""
+        # A linear model of these features is a sum of curves.
         knots, tail, places = self.knots, self.tail, jnp.asarray(self.smooth)
         features, again = jnp.split(columns, [columns.shape[1] - self.num_finest], 1)
         values = bounded(features[:, places])
@@ -187,14 +182,15 @@ class Hats:
 
 @partial(jax.jit, static_argnums=(1, 2, 3, 4, 5))
 def curves_of(
-    weights: jax.Array,
-    num_columns: int,
-    smooth: tuple[int, ...],
-    tail: float | None,
-    knots: tuple[float, ...],
-    intercept: int | None,
-) -> Curves:
-    """Returns the curves with the weights of `Hats`; without tail, only their lines."""
+    weights: jax.Array,  # (d,) or (d, K)
+    num_columns: int,  # of the data
+    smooth: tuple[int, ...],  # the columns with curves
+    tail: float | None,  # unit of lines beyond the knots; None: lines alone
+    knots: tuple[float, ...],  # of every curve
+    intercept: int | None,  # index of its column
+) -> Curves:  # for predictions
+    """Returns fitted weights of the functions of `Hats` as slopes and heights."""
+    # With a tail of 0 the columns of `smooth` had no lines among these functions.
     outputs = weights.shape[1:]
     if tail == 0:
         straight = np.delete(np.arange(num_columns), smooth)
@@ -217,7 +213,7 @@ def curves_of(
 
 @jax.jit
 def at_finest(curves: Curves, places: jax.Array, weights: jax.Array) -> Curves:
-    """Returns curves at the finest knots, some of them with narrow functions.
+    """Returns curves at the finest knots, where narrow hat functions are added to some.
 
     Args:
         curves: curves at `FINE` knots.

@@ -173,7 +173,8 @@ def dp_additive_model(
 def _smooth(
     smooth: Sequence[int], num_columns: int, intercept: int | None
 ) -> tuple[int, ...]:
-    """Returns the indices of columns that may bend, counted from zero."""
+    """Returns the indices of columns that may bend, from zero, after checking them."""
+    # They must be different columns, without the intercept's.
     is_fine = isinstance(smooth, Sequence | np.ndarray) and not isinstance(smooth, str)
     _validate.require(is_fine, "smooth", smooth, "a sequence of indices of columns")
     bent = tuple(column_index("smooth", index, num_columns) for index in smooth)
@@ -184,23 +185,14 @@ def _smooth(
 
 
 class Terms(NamedTuple):
-    """Holds the static description of the terms of a sum.
+    """Holds the static description of the terms of a sum."""
 
-    Attributes:
-        kind: the kind of model that `problem` returns.
-        num_columns: the number of columns, with the intercept's.
-        bent: the indices of columns that may bend.
-        intercept: the index of the intercept's column, which examples lack; or None.
-        knots: the knots of every curve; () for lines alone.
-        intervals: whether errors are released. Curves then have no line beside them.
-    """
-
-    kind: ModelKind
-    num_columns: int
-    bent: tuple[int, ...]
-    intercept: int | None
-    knots: tuple[float, ...]
-    intervals: bool
+    kind: ModelKind  # as `problem` returns it
+    num_columns: int  # with the intercept's column
+    bent: tuple[int, ...]  # the indices of columns that may bend
+    intercept: int | None  # index of its column, which examples lack
+    knots: tuple[float, ...]  # of every curve; () for lines alone
+    intervals: bool  # errors are released; curves have no line beside them
 
     @property
     def tail(self) -> float:
@@ -230,15 +222,16 @@ class Terms(NamedTuple):
 
     def fit(
         self,
-        examples: Examples,
+        examples: Examples,  # features, targets, offsets, weights
         key: Key,
-        noise_multiplier: float,
-        execution: Execution,
-        finest: jax.Array | None = None,
+        noise_multiplier: float,  # of this fit
+        execution: Execution,  # microbatches, callback, checkpoint
+        finest: jax.Array | None = None,  # places among `bent`
     ) -> tuple[jax.Array, dict[str, Any], jax.Array | None, jax.Array | None]:
-        """Fits lines and hat functions, and returns the result of `fit_columns`.
+        """Releases a fit of lines and hat functions, and returns that of `fit_columns`.
 
-        The columns of `bent` at the places `finest` also have narrow functions.
+        These are weights, stats, errors and correlations. The columns of `bent` at the
+        places `finest` also have narrow functions.
         """
         num_finest = 0 if finest is None else len(finest)
         if finest is not None and num_finest:
@@ -274,7 +267,9 @@ class Terms(NamedTuple):
 def _all_terms(
     terms: Terms, examples: Examples, key: Key, noise_multiplier: float, execution: Any
 ) -> tuple[Curves, dict[str, Any], Curves | None, jax.Array | None]:
-    """Returns curves with all knots, stats, errors and correlations."""
+    """Releases curves of all columns of `smooth`, stats, errors and correlations."""
+    # There is no choice of columns. Errors and correlations need `intervals`, else
+    # None.
     fitted, stats, errors, correlations = terms.fit(
         examples, key, noise_multiplier, execution
     )
@@ -289,12 +284,12 @@ def _all_terms(
 
 
 def _chosen_terms(
-    terms: Terms,
-    examples: Examples,
+    terms: Terms,  # the static description of the model
+    examples: Examples,  # features, targets, offsets, weights
     key: Key,
-    noise_multiplier: float,
-    execution: Execution,
-) -> tuple[Curves, dict[str, Any]]:
+    noise_multiplier: float,  # of all releases together
+    execution: Execution,  # microbatches, callback, checkpoint
+) -> tuple[Curves, dict[str, Any]]:  # curves, stats
     """Releases lines, curves, or curves with narrow functions, and returns the stats.
 
     Privacy:
@@ -336,29 +331,23 @@ def _chosen_terms(
 
 
 class _Choice(NamedTuple):
-    """Holds a released choice of terms.
+    """Holds a released choice of terms."""
 
-    Attributes:
-        which: 0 for lines, 1 for curves, 1 + k with narrow functions in k columns.
-        gain: the released gain, a scalar.
-        rare: the columns that may have narrow functions; None: no such choice.
-        shares: the shares of the budget that the choice costs.
-    """
-
-    which: jax.Array
-    gain: jax.Array
-    rare: jax.Array | None
-    shares: dict[str, float]
+    which: jax.Array  # 0: lines; 1: curves; 1 + k: narrow functions in k columns
+    gain: jax.Array  # a scalar
+    rare: jax.Array | None  # columns for narrow functions; None: no such choice
+    shares: dict[str, float]  # shares of the budget that the choice costs
 
 
 def _released_choice(
-    terms: Terms,
-    examples: Examples,
-    keys: list[Key],
-    noise_multiplier: float,
-    execution: Execution,
+    terms: Terms,  # the static description of the model
+    examples: Examples,  # features, targets, offsets, weights
+    keys: list[Key],  # for the linear model, the gain, and perhaps the counts
+    noise_multiplier: float,  # of all releases together
+    execution: Execution,  # microbatches, callback, checkpoint
 ) -> _Choice:
-    """Releases the choice of terms, by the gain over a linear model and by counts."""
+    """Releases the choice of lines, curves, or curves with narrow functions."""
+    # It follows from the gain over a linear model, and from counts of zeros by column.
     kind, num_samples = terms.kind, len(examples.targets)
     first_key, gain_key, *rare_key = keys
     threshold = Rule.of(kind.loss).threshold.of(num_samples, noise_multiplier)
@@ -392,8 +381,9 @@ def _released_choice(
 
 def _residual_problem(
     terms: Terms, examples: Examples, line: jax.Array, scale: jax.Array | None
-) -> tuple[Examples, jax.Array]:
-    """Returns the columns that may bend, and a linear model's predictions."""
+) -> tuple[Examples, jax.Array]:  # for `released_gain`
+    """Returns examples of columns that may bend, and a linear model's predictions."""
+    # `line` are its weights; targets and predictions are in units of `scale`, if known.
     predictions = _lines(examples.features, line, terms.intercept)
     # The Huber loss has its threshold in units of the residuals' scale.
     if scale is not None:

@@ -27,8 +27,8 @@ from dpjax.solvers.training._solution import Solution
 
 def on_sample(
     fit: Callable[..., Solution],
-    data: tuple[jax.Array, jax.Array],
-    max_records: int | None,
+    data: tuple[jax.Array, jax.Array],  # features (n, d), targets (n,)
+    max_records: int | None,  # None: all
     *,
     key: Key,
     epsilon: float | None,
@@ -37,9 +37,9 @@ def on_sample(
 ) -> Solution | None:
     """Returns a fit on `max_records` of the records, with its guarantee for them all.
 
-    `fit` takes data, key, epsilon, delta, and `by_record` by name. If there are no more
-    than `max_records` records, None is returned. Epsilon must be given, not a noise
-    multiplier.
+    `fit` takes data, key, epsilon, delta, and `by_record`, arrays (n,) such as weights,
+    by name. If there are no more than `max_records` records, None is returned, so that
+    the caller fits to all. Epsilon must be given, not a noise multiplier.
     """
     num_samples = len(data[1])
     if max_records is not None:
@@ -65,7 +65,8 @@ def on_sample(
 def per_record(
     name: str, values: ArrayLike | None, targets: jax.Array, default: float
 ) -> jax.Array:
-    """Returns one number for each record, the default without values."""
+    """Returns one number for each record, (n,): `values`, or the default if None."""
+    # They are checked against the targets (n,), under `name` in error messages.
     if values is None:
         if _validate.is_concrete(targets) and not row_axes(targets, None):
             # A NumPy array needs no compiled program; a JAX array would.
@@ -79,12 +80,13 @@ def per_record(
 
 
 def problem(
-    table: CheckedData,
-    offsets: ArrayLike | None,
-    weights: ArrayLike | None,
-    max_weight: Scalar,
+    table: CheckedData,  # the loss and checked data
+    offsets: ArrayLike | None,  # (n,)
+    weights: ArrayLike | None,  # (n,)
+    max_weight: Scalar,  # weights are clipped to it
 ) -> tuple[ModelKind, Examples]:
-    """Returns the static kind, and cleaned records without the intercept's column."""
+    """Returns a model's static description, and cleaned records, for `fit_columns`."""
+    # Records lack the intercept's column, unless steps fit a model of it alone.
     loss, features, targets, intercept = table
     deleted = intercept
     is_alone = intercept is not None and features.shape[1] == 1
@@ -111,7 +113,8 @@ def problem(
 def cleaned(
     loss: LinearLoss, column: int | None, examples: Examples, max_weight: Scalar
 ) -> Examples:
-    """Returns finite records without the column, each from that record alone."""
+    """Returns finite records without the intercept's column, with weights in [0, 1]."""
+    # Each comes from one record alone, so that a replaced record replaces one here.
     features = examples.features
     if column is not None:
         features = jnp.delete(features, column, axis=1, assume_unique_indices=True)
@@ -127,22 +130,21 @@ def cleaned(
 
 
 def fit_columns(
-    kind: ModelKind,
-    examples: Examples,
-    num_columns: int,
-    intercept: int | None,
-    selected: jax.Array | None = None,
+    kind: ModelKind,  # the static description of the model
+    examples: Examples,  # features: the selected columns, or all
+    num_columns: int,  # with the intercept's column
+    intercept: int | None,  # index of its column
+    selected: jax.Array | None = None,  # indices of columns
     *,
     key: Key,
-    noise_multiplier: float,
-    execution: Execution,
+    noise_multiplier: float,  # of all releases
+    execution: Execution,  # microbatches, callback, checkpoint
     intervals: bool,
 ) -> tuple[jax.Array, dict[str, Any], jax.Array | None, jax.Array | None]:
     """Releases weights of all columns, stats, standard errors and their correlations.
 
-    `num_columns` counts the intercept's column, which has the index `intercept`;
-    examples have the selected columns, or all. Without `intervals` errors and
-    correlations are None.
+    They make up a `Solution`: weights and errors (num_columns,), or (num_columns, K),
+    are in the user's order. Without `intervals` errors and correlations are None.
     """
     release = {"key": key, "noise_multiplier": noise_multiplier, "execution": execution}
     columns = examples.features
@@ -168,11 +170,12 @@ def fit_columns(
 @partial(jax.jit, static_argnums=(0, 1))
 def _by_column(
     num_columns: int,
-    column: int | None,
-    indices: jax.Array,
-    params: dict[str, jax.Array],
+    column: int | None,  # the intercept's column
+    indices: jax.Array,  # columns of the weights, in order
+    params: dict[str, jax.Array],  # weights, and perhaps an intercept
 ) -> jax.Array:
-    """Returns one weight for each column, zero for columns that were not chosen."""
+    """Returns a fit's weights by column of the user, zero for columns without one."""
+    # Shape (num_columns,) or (num_columns, K).
     weights = params["weights"]
     full = jnp.zeros((num_columns, *weights.shape[1:]), weights.dtype)
     full = full.at[indices].set(weights)

@@ -38,11 +38,12 @@ _NON_NEGATIVE = SetClipping(math.sqrt(2), 1.0)
 
 def best_constant(
     kind: ModelKind, records: Records, keys: tuple[Key, ...], multipliers: Shares
-) -> tuple[jax.Array, Scalar, dict[str, jax.Array]]:
+) -> tuple[jax.Array, Scalar, dict[str, jax.Array]]:  # constant, bound, stats
     """Releases the best constant, () or (K,), a bound of the targets, and stats.
 
-    The constant is zero without an intercept. It is zero for robust losses too, because
-    their targets are already centered at a median.
+    The constant is the best prediction without features; steps start there. It is zero
+    without an intercept, and for robust losses too, because their targets are already
+    centered at a median. The two keys are for the bound and a mean.
 
     Privacy:
         Under replace-one as two Gaussian mechanisms, with the multipliers `target_size`
@@ -75,8 +76,12 @@ def best_constant(
 @partial(jax.jit, static_argnums=0)
 def _mean(
     kind: ModelKind, examples: Examples, quantile: jax.Array | None, multiplier: Scalar
-) -> tuple[Unrounded, jax.Array, jax.Array]:
-    """Returns the padded mean of `_samples`, stddevs of its noise, and the bound."""
+) -> tuple[Unrounded, jax.Array, jax.Array]:  # mean, stddevs, bound
+    """Returns the mean that gives the constant, before noise, stddevs, and a bound.
+
+    It is the mean of `_samples`, padded with zeros as are the stddevs of its noise. The
+    bound of targets is twice their released quantile, and 1 for labels.
+    """
     size = jnp.ones((), examples.features.dtype)
     if quantile is not None:
         size = _BEYOND_TARGETS * quantile
@@ -89,8 +94,9 @@ def _mean(
 @partial(jax.jit, static_argnums=0)
 def _constant(
     kind: ModelKind, noisy: jax.Array, stddevs: jax.Array, size: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """Returns the constant prediction of noisy means, and the mean weight in [0, 1]."""
+) -> tuple[jax.Array, jax.Array]:  # constant, mean weight
+    """Returns the constant prediction, () or (K,), and the mean weight in [0, 1]."""
+    # `noisy` are released means of `_samples`, and `size` is the bound of the targets.
     classes = kind.loss.num_outputs
     total = jnp.sum(noisy[:classes]) if classes > 1 else noisy[1]
     # Noise near a divisor of zero could make the ratio large. It must not say that a
@@ -112,7 +118,11 @@ def _constant(
 def _samples(
     kind: ModelKind, examples: Examples, size: Scalar
 ) -> tuple[jax.Array, Estimator]:
-    """Returns the pairs or classes (n, k) to average, and the estimator."""
+    """Returns vectors (n, k), whose mean gives the constant, and their estimator.
+
+    They are pairs of a clipped target over `size`, times the weight, and the weight, or
+    weighted indicators of K classes. The estimator knows the mean's sensitivity.
+    """
     targets, weights = examples.targets, examples.weights
     if kind.loss.num_outputs > 1:
         classes = kind.loss.num_outputs
@@ -133,10 +143,10 @@ def _samples(
 
 
 def missing_share(stats: Mapping[str, Any], num_samples: int) -> float:
-    """Returns the share of records without a target, for a fit without weights.
+    """Returns the share of records without a target, to report after an unweighted fit.
 
-    It uses released numbers alone, and is 0 if the share may be small or was not
-    released.
+    It uses released numbers alone, the `stats` of a `Solution`, and is 0 if the share
+    may be small or was not released.
     """
     if "mean_weight" not in stats:
         return 0.0
@@ -150,7 +160,8 @@ def missing_share(stats: Mapping[str, Any], num_samples: int) -> float:
 
 
 def largest_slope(kind: ModelKind, constant: jax.Array, size: Scalar) -> jax.Array:
-    """Returns the norm of the derivative at the constant for targets within ±size."""
+    """Returns the largest slope of the loss at the constant, targets within ±size."""
+    # It is the clip norm of the intercept's gradient.
     loss = kind.loss
     if kind.has_labels or kind.is_robust:
         return jnp.asarray(loss.derivative_bound, constant.dtype)

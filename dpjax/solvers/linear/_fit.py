@@ -80,14 +80,14 @@ Params = dict[str, jax.Array]
 
 
 def fit(
-    kind: ModelKind,
-    examples: Examples,
+    kind: ModelKind,  # the static description of the model
+    examples: Examples,  # features, targets, offsets, weights
     *,
     key: Key,
-    noise_multiplier: float,
-    execution: Execution,
-) -> tuple[Params, dict[str, Any]]:
-    """Releases weights and intercept, and returns them and the stats.
+    noise_multiplier: float,  # of all releases together
+    execution: Execution,  # microbatches, callback, checkpoint
+) -> tuple[Params, dict[str, Any]]:  # params, stats
+    """Releases weights and intercept of a linear model, and returns them and stats.
 
     With the Huber loss:
 
@@ -112,14 +112,15 @@ def fit(
 
 
 def _robust_fit(
-    kind: ModelKind,
-    loss: Huber,
-    examples: Examples,
+    kind: ModelKind,  # the static description of the model
+    loss: Huber,  # with its threshold
+    examples: Examples,  # features, targets, offsets, weights
     key: Key,
-    noise_multiplier: float,
-    execution: Execution,
-) -> tuple[Params, dict[str, Any]]:
-    """Releases a fit with the Huber loss by the three steps of `fit`."""
+    noise_multiplier: float,  # of all releases together
+    execution: Execution,  # microbatches, callback, checkpoint
+) -> tuple[Params, dict[str, Any]]:  # params, stats
+    """Releases a Huber fit plus a fit to its residuals, by the steps of `fit`."""
+    # Both have a released unit and center, so that no noise grows with outliers.
     threshold = jnp.clip(loss.threshold, 1 / LARGEST, LARGEST) / _THRESHOLD
     kind = kind._replace(loss=Huber(_THRESHOLD))
     shares = {
@@ -188,7 +189,7 @@ def _less(targets: jax.Array, center: jax.Array | Scalar, unit: Scalar) -> jax.A
 def _residuals(
     kind: ModelKind, columns: jax.Array, targets: jax.Array, params: Params
 ) -> jax.Array:
-    """Returns the targets less the scores, clipped to finite numbers."""
+    """Returns targets less a first fit's predictions, (n,), for the second fit."""
     weights = params["weights"]
     scores = by_block(
         lambda weights, x: jnp.matmul(kind.basis(x), weights, precision="highest"),
@@ -213,33 +214,28 @@ def _sum(
 
 
 class Coordinates(NamedTuple):
-    """Holds the coordinates of the steps, and the clip norms of their gradients.
+    """Holds the coordinates of the steps, and the clip norms of their gradients."""
 
-    Attributes:
-        rows: (z, offset, target, weight), z of shape (n, d).
-        whitening: the map from features to z.
-        constant: the best constant as intercept, () or (K,).
-        params: where the steps start.
-        norms: clip norms of the leaves of params.
-        stats: released numbers.
-    """
-
-    rows: tuple[jax.Array, jax.Array, jax.Array, jax.Array]
-    whitening: Whitening
-    constant: jax.Array
-    params: dict[str, jax.Array]
-    norms: dict[str, Scalar]
-    stats: dict[str, Any]
+    rows: tuple[jax.Array, jax.Array, jax.Array, jax.Array]  # z, offset, target, weight
+    whitening: Whitening  # the map from features to z, shape (n, d)
+    constant: jax.Array  # the best constant as intercept, () or (K,)
+    params: dict[str, jax.Array]  # where the steps start
+    norms: dict[str, Scalar]  # clip norms of the leaves of params
+    stats: dict[str, Any]  # released numbers
 
 
 def _fit_once(
-    kind: ModelKind,
-    examples: Examples,
+    kind: ModelKind,  # the static description of the model
+    examples: Examples,  # features, targets, offsets, weights
     key: Key,
-    noise_multiplier: float,
-    execution: Execution,
-) -> tuple[Params, dict[str, Any]]:
-    """Fits once; see `fit`. Targets of robust losses are centered and scaled."""
+    noise_multiplier: float,  # of all releases together
+    execution: Execution,  # microbatches, callback, checkpoint
+) -> tuple[Params, dict[str, Any]]:  # params, stats
+    """Releases a fit by noisy gradient steps for `fit`; robust losses need two.
+
+    Before the steps, the best constant, a whitening and clip norms are released; after
+    them, a correction of scale and level.
+    """
     num_samples, num_features = shape = kind.shape(examples.features)
     shares = Shares.of(kind, shape, noise_multiplier)
     multipliers = shares.multipliers(noise_multiplier)
@@ -302,8 +298,9 @@ def _prepared(kind: ModelKind, examples: Examples) -> Records:
 @partial(jax.jit, static_argnums=0)
 def _of_records(
     kind: ModelKind, examples: Examples
-) -> tuple[dict[str, jax.Array], jax.Array, jax.Array]:
-    """Returns targets minus offsets if the start is a mean, and sizes and norms."""
+) -> tuple[dict[str, jax.Array], jax.Array, jax.Array]:  # fields, sizes, norms
+    """Returns replaced fields of examples, target sizes (n,) and row norms (n,)."""
+    # Offsets are subtracted from targets, and become zero, if the start is their mean.
     shifted = {}
     if kind.starts_at_mean:
         targets, offsets = examples.targets, examples.offsets
@@ -316,7 +313,10 @@ def _of_records(
 def _coordinates(
     kind: ModelKind, num_steps: int, records: Records, key: Key, multipliers: Shares
 ) -> Coordinates:
-    """Releases constant, scales and second moments, in this order."""
+    """Releases what steps need: a constant as start, coordinates, and clip norms.
+
+    `multipliers` are the releases' noise multipliers, and `num_steps` steps follow.
+    """
     # The programs are separate, so that noisy quantiles are compiled once.
     examples = records.examples
     num_samples, num_features = kind.shape(examples.features)
@@ -361,7 +361,10 @@ def _weighted(kind: ModelKind, columns: jax.Array, weights: jax.Array) -> jax.Ar
 
 @partial(jax.jit, static_argnums=0)
 def norms_of_rows(kind: ModelKind, examples: Examples) -> jax.Array:
-    """Returns the norms of features times the roots of the weights."""
+    """Returns norms (n,) of features times roots of weights, to bound them.
+
+    A number that few of them exceed is the radius to which rows are clipped.
+    """
     columns = examples.features
     return by_block(
         lambda _, rows: row_norms(_weighted(kind, *rows)),
@@ -373,14 +376,17 @@ def norms_of_rows(kind: ModelKind, examples: Examples) -> jax.Array:
 
 
 def whitened(
-    kind: ModelKind,
-    examples: Examples,
-    radius: jax.Array,
+    kind: ModelKind,  # the static description of the model
+    examples: Examples,  # features, targets, offsets, weights
+    radius: jax.Array,  # clip norm of rows, released
     key: Key,
-    multiplier: Scalar,
-    floors: tuple[float, float] = FLOORS,
-) -> tuple[Whitening, jax.Array]:
-    """Releases a whitening of the rows, and returns the whitened features."""
+    multiplier: Scalar,  # the noise multiplier
+    floors: tuple[float, float] = FLOORS,  # see `whitening`
+) -> tuple[Whitening, jax.Array]:  # map, whitened features
+    """Releases a whitening of features, and returns it and whitened features (n, d).
+
+    In these coordinates directions have about equal spread, so steps need no tuning.
+    """
     moments, stddevs, ones = _moments(kind, examples, radius, multiplier)
     noisy = gaussian_of_padded(key, moments, stddevs)
     return _whitened(kind, floors, examples.features, noisy, stddevs, ones)
@@ -388,12 +394,16 @@ def whitened(
 
 @partial(jax.jit, static_argnums=0)
 def _moments(
-    kind: ModelKind,
-    examples: Examples,
-    radius: jax.Array,
-    multiplier: Scalar,
-) -> tuple[Unrounded, jax.Array, jax.Array | None]:
-    """Returns the second moments to release, their stddevs, and the rows' constant."""
+    kind: ModelKind,  # the static description of the model
+    examples: Examples,  # features, targets, offsets, weights
+    radius: jax.Array,  # clip norm of the features
+    multiplier: Scalar,  # the noise multiplier
+) -> tuple[Unrounded, jax.Array, jax.Array | None]:  # moments, stddevs, constant
+    """Returns second moments of rows before noise, stddevs, and the rows' constant.
+
+    A row is a record's features times the root of its weight. With an intercept it has
+    one more entry, that constant times the root, which gives the center.
+    """
     columns, weights = examples.features, examples.weights
     ones = constants = None
     if kind.has_intercept:
@@ -413,13 +423,13 @@ def _moments(
 @partial(jax.jit, static_argnums=(0, 1))
 def _whitened(
     kind: ModelKind,
-    floors: tuple[float, float],
+    floors: tuple[float, float],  # see `whitening`
     columns: jax.Array,
-    noisy: jax.Array,
-    stddevs: jax.Array,
-    ones: jax.Array | None,
-) -> tuple[Whitening, jax.Array]:
-    """Returns a whitening by the noisy moments, and the whitened features."""
+    noisy: jax.Array,  # entries of the moments, padded
+    stddevs: jax.Array,  # of their noise
+    ones: jax.Array | None,  # the rows' constant; None: no intercept
+) -> tuple[Whitening, jax.Array]:  # map, whitened features
+    """Returns the whitening by noisy second moments, and whitened features (n, d)."""
     _, num_features = kind.shape(columns)
     moments, stddev = symmetric(num_features + (ones is not None), noisy, stddevs)
     white = whitening(moments, stddev, ones=ones, floors=floors)
@@ -438,8 +448,9 @@ def _first(
 ) -> tuple[jax.Array, dict[str, jax.Array], jax.Array, jax.Array | None]:
     """Returns offsets and first params of the steps, and bounds of the first gradients.
 
-    These are norms of each record's gradient in the weights, and the largest slope of
-    an intercept that takes steps.
+    These are norms (n,) of each record's gradient in the weights, a quantile of which
+    is the clip norm, and the largest slope of an intercept that takes steps. `constant`
+    is the best constant prediction, and targets are within ±size.
     """
     _, targets, offsets, weights = examples
     outputs = constant.shape
@@ -486,10 +497,10 @@ def product(x: jax.Array, y: jax.Array) -> jax.Array:
 
 @jax.jit
 def _in_features(
-    white: Whitening,
-    params: dict[str, jax.Array],
+    white: Whitening,  # z = A^T (x - center) for features x
+    params: dict[str, jax.Array],  # for z
     correction: tuple[jax.Array, jax.Array] | None,
-) -> dict[str, jax.Array]:
+) -> dict[str, jax.Array]:  # weights and intercept
     """Returns weights and intercept for features, from weights and intercept for z.
 
     `correction` is the factor of the weights, and the change of the intercept.
@@ -513,19 +524,21 @@ class Predictor(NamedTuple):
 
 
 def recalibration(
-    loss: LinearLoss,
-    predictor: Predictor,
+    loss: LinearLoss,  # of predictions and targets
+    predictor: Predictor,  # scores and level of predictions, records
     *,
     key: Key,
-    has_level: bool,
-    is_at_mean: bool,
-    size_multiplier: Scalar,
-    multiplier: Scalar,
-    axis_name: AxisName | None,
-) -> tuple[jax.Array, jax.Array]:
+    has_level: bool,  # whether there is an intercept
+    is_at_mean: bool,  # whether it is a mean of targets
+    size_multiplier: Scalar,  # of two bounds together
+    multiplier: Scalar,  # of the means
+    axis_name: AxisName | None,  # mesh axes of the records
+) -> tuple[jax.Array, jax.Array]:  # factor, change
     """Releases the factor of the scores, from 0 to 3, and the change of the level.
 
-    If `is_at_mean`, the loss is half the square, and the level a mean of the targets,
+    A prediction is score + level + offset, with the intercept as level. Clipped
+    gradients leave scores too small, which one Newton step on both corrects. If
+    `is_at_mean`, the loss is half the square, and the level a mean of the targets,
     without offsets. The change then only subtracts the mean of the scores, which has
     less noise than the mean of the slopes, because scores are smaller.
 
@@ -568,7 +581,11 @@ def _magnitudes(loss: LinearLoss, predictor: Predictor) -> list[jax.Array]:
 def _records(
     loss: LinearLoss, predictor: Predictor, bounds: tuple[jax.Array, jax.Array]
 ) -> jax.Array:
-    """Returns five numbers for each record, shape (n, 5), in the set of `_RECORDS`."""
+    """Returns each record's terms of gradient and Hessian in scale and level, (n, 5).
+
+    `bounds` clip scores and slopes (derivatives of the loss), so that the sensitivity
+    of the mean of the five numbers is known.
+    """
     scores, level, targets, offsets, weights = predictor
     spread, height = bounds
     # All factors are clipped before they are multiplied.
@@ -586,11 +603,12 @@ def _records(
 def _means(
     loss: LinearLoss,
     axis_name: AxisName | None,
-    predictor: Predictor,
-    bounds: list[jax.Array],
-    multiplier: Scalar,
-) -> tuple[Unrounded, jax.Array]:
-    """Returns the means of `_records`, padded, and the stddevs of their noise."""
+    predictor: Predictor,  # scores and level of predictions, records
+    bounds: list[jax.Array],  # of scores, and of slopes (derivatives of the loss)
+    multiplier: Scalar,  # the noise multiplier
+) -> tuple[Unrounded, jax.Array]:  # means, stddevs
+    """Returns means of gradient and Hessian for `recalibration`, before noise, (5,)."""
+    # They are padded with zeros, as are the stddevs of the noise to add.
     samples = _records(loss, predictor, (bounds[0], bounds[1]))
     return mean_and_stddevs(_RECORDS, samples, multiplier, axis_name)
 
@@ -598,14 +616,14 @@ def _means(
 @partial(jax.jit, static_argnums=(0, 1, 2))
 def _newton_step(
     loss: LinearLoss,
-    has_level: bool,
-    is_at_mean: bool,
-    level: jax.Array,
-    bounds: list[jax.Array],
-    means: jax.Array,
-    noise: Scalar,
-) -> tuple[jax.Array, jax.Array]:
-    """Returns the factor and the change of `recalibration`, from released numbers.
+    has_level: bool,  # whether there is an intercept
+    is_at_mean: bool,  # see `recalibration`
+    level: jax.Array,  # the intercept
+    bounds: list[jax.Array],  # of scores and slopes
+    means: jax.Array,  # of `_records`, with noise
+    noise: Scalar,  # the stddev of the means
+) -> tuple[jax.Array, jax.Array]:  # factor, change
+    """Returns the factor of scores and the change of the level, from released numbers.
 
     The means are gradient and Hessian of the mean loss in (spread·scale, level). The
     level is eliminated. Both parts of the gradient have the same clipped slopes, so an

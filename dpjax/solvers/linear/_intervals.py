@@ -98,59 +98,45 @@ def _shares(shape: tuple[int, ...], noise_multiplier: float) -> dict[str, float]
 class Curvatures(NamedTuple):
     """Holds released second derivatives for rows (z, 1), or z without an intercept.
 
-    Attributes:
-        root: shape (k, k). Each column is a direction of curvature 1, or zeros if the
-            noise hides it. With an intercept the last direction is the level.
-        hidden: shape (k, k), with the hidden directions in the columns that root has
-            zero.
-        num_hidden: the number of hidden directions.
-        stddev: the stddev of the noise on the diagonal of the second derivatives.
+    A direction is hidden if its second derivative is not clear of the noise. With an
+    intercept the last direction is the level, the intercept for centered rows.
     """
 
-    root: jax.Array
-    hidden: jax.Array
-    num_hidden: jax.Array
-    stddev: jax.Array
+    root: jax.Array  # (k, k): columns of curvature 1, zeros if hidden
+    hidden: jax.Array  # (k, k): hidden directions in these columns, else zeros
+    num_hidden: jax.Array  # the number of hidden directions
+    stddev: jax.Array  # of the noise on the diagonal
 
 
 class Scores(NamedTuple):
-    """Holds released scores in directions of `Curvatures`, in units of their bounds.
+    """Holds released scores in directions of `Curvatures`, in units of their bounds."""
 
-    Attributes:
-        mean: shape (k,), corrected by an estimate of the bias of clipping.
-        stddev: the stddev of the mean's noise, shape (k,).
-        moments: noisy second moments, shape (k, k).
-        bias: the stddev of the estimated bias, for each block, shape (k, blocks).
-        units: shape (k,).
-        is_heavy: whether the scores' tail is too heavy for that estimate.
-    """
-
-    mean: jax.Array
-    stddev: jax.Array
-    moments: jax.Array
-    bias: jax.Array
-    units: jax.Array
-    is_heavy: jax.Array
+    mean: jax.Array  # (k,), corrected by an estimate of the bias of clipping
+    stddev: jax.Array  # (k,), of the mean's noise
+    moments: jax.Array  # (k, k), noisy second moments
+    bias: jax.Array  # (k, blocks), the stddev of the estimated bias
+    units: jax.Array  # (k,)
+    is_heavy: jax.Array  # whether the tail is too heavy for that estimate
 
 
 def fit_with_errors(
-    kind: ModelKind,
-    examples: Examples,
+    kind: ModelKind,  # the static description of the model
+    examples: Examples,  # features, targets, offsets, weights
     *,
     key: Key,
-    noise_multiplier: float,
-    execution: Execution,
+    noise_multiplier: float,  # of all releases together
+    execution: Execution,  # microbatches, callback, checkpoint
 ) -> tuple[Params, Params, jax.Array, dict[str, Any]]:
     """Releases weights and intercept, their standard errors, correlations, and stats.
 
     The errors' correlations have the weights before the intercept.
 
     1. A bound of row norms, and second moments of rows, give coordinates z. If features
-       are correlated, noise hides fewer directions of H in z than in features.
+       are correlated, noise hides fewer directions of the Hessian H in z.
     2. A fit in z is the first estimate.
     3. H is the second moments of rows times the root of the loss's second derivative,
-       clipped to a bound. Directions of curvature below twice the edge of the noise's
-       spectrum are hidden.
+       clipped to a bound. Directions of curvature below twice the noise's
+       largest eigenvalue are hidden: they are left out.
     4. Scores in the other directions, in which H is the identity, and the score of the
        intercept get bounds, with noisy counts of scores near and above them.
     5. The mean of clipped scores is corrected by an estimate of the bias of clipping; S
@@ -219,12 +205,13 @@ def fit_with_errors(
 
 
 def _in_rough_coordinates(
-    kind: ModelKind,
-    examples: Examples,
-    keys: tuple[Key, ...],
-    multipliers: dict[str, float],
+    kind: ModelKind,  # the static description of the model
+    examples: Examples,  # features, targets, offsets, weights
+    keys: tuple[Key, ...],  # for a bound of row norms, for second moments
+    multipliers: dict[str, float],  # noise multipliers by release
 ) -> tuple[Whitening, Examples]:
     """Releases a whitening of the rows, and returns examples with whitened features."""
+    # With correlated features, noise would hide more directions of the Hessian.
     radius = noisy_bound(
         keys[0],
         gathered(norms_of_rows(kind, examples)),
@@ -239,10 +226,12 @@ def _in_rough_coordinates(
 @partial(jax.jit, static_argnums=0)
 def _linearized(
     kind: ModelKind, examples: Examples, params: Params, unit: Scalar
-) -> tuple[Params, jax.Array, jax.Array]:
-    """Returns the fit in a unit, rows with second moments H, and the slopes.
+) -> tuple[Params, jax.Array, jax.Array]:  # params, rows (n, k), slopes (n,)
+    """Returns params over `unit`, and rows and slopes that linearize the loss there.
 
-    H is in units of the largest second derivative of the loss.
+    The rows' second moments are H, the Hessian of the mean loss in units of the loss's
+    largest second derivative. Slopes are the loss's derivatives times the weights. The
+    unit is the residuals' scale with a Huber loss, else 1.
     """
     z, targets, offsets, weights = examples
     params = {name: x / unit for name, x in params.items()}
@@ -259,7 +248,12 @@ def _linearized(
 
 @partial(jax.jit, static_argnums=0)
 def _curvatures(has_intercept: bool, moments: jax.Array, stddev: Scalar) -> Curvatures:
-    """Returns directions of curvature 1, from released moments alone."""
+    """Returns directions in which the Hessian is the identity, by released moments.
+
+    `moments` (k, k) are the Hessian with noise, of `stddev` on the diagonal. Directions
+    that the noise hides are zeros. With an intercept the last direction is the
+    intercept of centered rows.
+    """
     size = len(moments)
     stddev = jnp.asarray(stddev, moments.dtype)
     least = _CLEAR * math.sqrt(2 * size) * stddev  # the edge of the spectrum of noise
@@ -289,8 +283,9 @@ def _with_level(inner: jax.Array, row: jax.Array, corner: Scalar) -> jax.Array:
 
 def _directions(
     moments: jax.Array, least: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns clear directions of curvature 1, hidden directions, and their number."""
+) -> tuple[jax.Array, jax.Array, jax.Array]:  # each (k, k), and a scalar
+    """Returns columns v with v^T moments v = 1, hidden columns, and their number."""
+    # Noise hides eigenvalues up to `least`. A column is zero in one of both matrices.
     values, vectors = jnp.linalg.eigh(moments)
     is_clear = values > least
     scale = jnp.where(is_clear, jnp.sqrt(1 / jnp.maximum(values, least)), 0.0)
@@ -302,7 +297,8 @@ def _directions(
 def _scores(
     has_intercept: bool, z: jax.Array, slopes: jax.Array, root: jax.Array
 ) -> Params:
-    """Returns each record's scores in the clear directions, and for the level."""
+    """Returns records' gradients (n, d) in the columns of `root`, and the intercept."""
+    # Their mean gives a Newton step: features z times slopes, derivatives of the loss.
     slopes = slopes[:, None]
     if not has_intercept:
         return {"weights": slopes * product(z, root)}
@@ -312,15 +308,19 @@ def _scores(
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _newton_step(
-    kind: ModelKind,
+    kind: ModelKind,  # the static description of the model
     num_samples: int,
-    white: Whitening,
-    unit: Scalar,
-    first: Params,
-    curvatures: Curvatures,
-    scores: Scores,
-) -> tuple[Params, Params, jax.Array]:
-    """Returns params, standard errors and correlations, from released numbers."""
+    white: Whitening,  # from features to the coordinates of the fit
+    unit: Scalar,  # of the fit's params
+    first: Params,  # params of the fit
+    curvatures: Curvatures,  # directions in which the Hessian is the identity
+    scores: Scores,  # means and second moments of gradients
+) -> tuple[Params, Params, jax.Array]:  # params, errors, correlations
+    """Returns params after a Newton step, standard errors and correlations (k, k).
+
+    All come from released numbers. The covariance is that of the step, by sampling and
+    all noise; errors are infinite where hidden directions have a part in a param.
+    """
     root, hidden, num_hidden, noise = curvatures
     units = scores.units / kind.loss.curvature_bound
     scale = jnp.max(units)  # so that squares neither overflow nor underflow
@@ -375,18 +375,19 @@ def _parts(kind: ModelKind, values: jax.Array) -> Params:
 
 
 def released_scores(
-    kind: ModelKind,
-    samples: Params,
-    size_key: Key,
-    key: Key,
-    multipliers: dict[str, float],
+    kind: ModelKind,  # the static description of the model
+    samples: Params,  # the blocks, (n, k) each
+    size_key: Key,  # for bounds and counts
+    key: Key,  # for the mean and the moments
+    multipliers: dict[str, float],  # noise multipliers by release
 ) -> Scores:
     """Releases the mean of scores, corrected for clipping, and their second moments.
 
-    Each block is clipped to a noisy bound C, and released in two parts: clipped to C /
-    2, and the remainder. With a Pareto tail from C / 2 on, clipping to C removes rho
-    times the second part. Two noisy counts give rho, which corrects the mean and widens
-    the interval.
+    Scores are each record's gradients, in a block for weights and one for the
+    intercept. Each block is clipped to a noisy bound C, and released in two parts:
+    clipped to C / 2, and the remainder. With a Pareto tail from C / 2 on, clipping to C
+    removes rho times the second part. Two noisy counts give rho, which corrects the
+    mean and widens the interval.
     """
     shares = {"weights": 1.0}
     if kind.has_intercept:
@@ -445,16 +446,14 @@ def _clipped(rows: jax.Array, norm: jax.Array) -> jax.Array:
 
 @partial(jax.jit, static_argnums=0)
 def _corrected(
-    shares: tuple[tuple[str, float], ...],
-    samples: Params,
-    mean: Params,
-    excess: dict[str, Excess],
-    halves: Params,
-) -> tuple[jax.Array, Scores]:
-    """Returns the rows of norm 1 that have the scores as their mean, and the scores.
-
-    The stddevs are in units of the noise of the parts, and the moments are zeros.
-    """
+    shares: tuple[tuple[str, float], ...],  # of the budget, by block
+    samples: Params,  # inner and outer parts of each block
+    mean: Params,  # of the parts, released
+    excess: dict[str, Excess],  # how much norms exceed the bounds
+    halves: Params,  # half of the bounds
+) -> tuple[jax.Array, Scores]:  # rows, scores
+    """Returns rows (n, k) of norm 1 for second moments, and the corrected `Scores`."""
+    # Their stddevs are in units of the parts' noise; moments are zeros until released.
     means, noises, biases, units, rows = [], [], [], [], []
     is_heavy = jnp.zeros((), bool)
     for block, (name, share) in enumerate(shares):

@@ -25,15 +25,16 @@ def themselves(columns: jax.Array) -> jax.Array:
 
 def by_block(
     function: Callable[[PyTree, PyTree], jax.Array],
-    replicated: PyTree,
-    rows: PyTree,
+    replicated: PyTree,  # the same on all devices
+    rows: PyTree,  # leaves (n, ...)
     *,
-    width: int,
-    axis_name: AxisName | None,
+    width: int,  # numbers for each row
+    axis_name: AxisName | None,  # mesh axes of the rows
 ) -> jax.Array:
     """Returns `function(replicated, rows)`, computed for a block of rows at a time.
 
-    Each row makes about `width` numbers; only the result is in memory for all rows.
+    Features of curves are many for each row; only the result, with the leading axis n,
+    is in memory for all rows.
     """
     most = max(_MOST_NUMBERS // max(width, 1), 1)
 
@@ -66,21 +67,13 @@ _INTERCEPT_SHARE = 0.1  # of the steps' budget
 
 
 class ModelKind(NamedTuple):
-    """Holds the static description of a model.
+    """Holds the static description of a model."""
 
-    Attributes:
-        loss: the loss of a prediction.
-        has_intercept: whether an intercept is fitted.
-        has_exposures: whether offsets are logarithms of exposures.
-        axis_name: the mesh axes over which records are sharded.
-        basis: the function that makes features of the columns of a record.
-    """
-
-    loss: LinearLoss
-    has_intercept: bool
-    has_exposures: bool
-    axis_name: AxisName | None
-    basis: Basis = themselves
+    loss: LinearLoss  # of a prediction and a target
+    has_intercept: bool  # whether an intercept is fitted
+    has_exposures: bool  # whether offsets are logarithms of exposures
+    axis_name: AxisName | None  # the mesh axes over which records are sharded
+    basis: Basis = themselves  # makes features of the columns of a record
 
     def shape(self, columns: jax.Array) -> tuple[int, int]:
         """Returns the shape (n, d) of the features."""
@@ -136,47 +129,30 @@ class CheckedData(NamedTuple):
 
 
 class Records(NamedTuple):
-    """Holds the numbers that releases need of each record by itself.
+    """Holds the numbers that releases need of each record by itself."""
 
-    Attributes:
-        examples: the examples; targets are less offsets where these are a shift.
-        target_sizes: absolute values of targets, zero where the weight is zero, (n,).
-        row_norms: see `norms_of_rows`, shape (n,).
-    """
-
-    examples: Examples
-    target_sizes: jax.Array
-    row_norms: jax.Array
+    examples: Examples  # targets are less offsets where these are a shift
+    target_sizes: jax.Array  # shape (n,): absolute values, 0 at weight 0
+    row_norms: jax.Array  # shape (n,): see `norms_of_rows`
 
 
 class Shares(NamedTuple):
-    """Holds the share of the budget of each release; all add up to 1.
+    """Holds the share of the budget of each release; all add up to 1."""
 
-    Attributes:
-        target_size: a bound of the targets.
-        mean: the mean of the targets.
-        radius: the clip norm of rows.
-        moments: the second moments of features.
-        gradient_size: the clip norm of gradients.
-        steps: all steps together.
-        score_sizes: bounds of scores and slopes at the end.
-        recalibration: scale and level of the scores.
-    """
-
-    target_size: float
-    mean: float
-    radius: float
-    moments: float
-    gradient_size: float
-    steps: float
-    score_sizes: float
-    recalibration: float
+    target_size: float  # a bound of the targets
+    mean: float  # the mean of the targets
+    radius: float  # the clip norm of rows
+    moments: float  # the second moments of features
+    gradient_size: float  # the clip norm of gradients
+    steps: float  # all steps together
+    score_sizes: float  # bounds of scores and slopes at the end
+    recalibration: float  # scale and level of the scores
 
     @classmethod
     def of(
         cls, kind: ModelKind, shape: tuple[int, ...], noise_multiplier: float
     ) -> "Shares":
-        """Returns the shares of a model of features of that shape.
+        """Returns the shares of the releases of a model with features of shape (n, d).
 
         Shares that are not needed go to the steps. Without features the constant has
         the whole budget. With features its share grows with the noise, so that the

@@ -198,15 +198,16 @@ def dp_linear_model(
 
 
 def checked(
-    loss: str | LinearLoss,
-    data: tuple[ArrayLike, ArrayLike],
-    intercept: int | None,
+    loss: str | LinearLoss,  # or its name
+    data: tuple[ArrayLike, ArrayLike],  # features (n, d), targets (n,)
+    intercept: int | None,  # index of its column
     intervals: bool,
-    max_features: int | None = None,
+    max_features: int | None = None,  # to choose; None: all
 ) -> CheckedData:
     """Returns the named loss, and features (n, d) and targets (n,) as floats.
 
-    Refuses losses that are not convex, and models that have no intervals.
+    Raises an error for losses that are not convex, for shapes that do not fit, and for
+    options that exclude each other, before anything is released.
     """
     model = named(loss)
     is_fine = model.is_convex and math.isfinite(model.curvature_bound)
@@ -239,13 +240,14 @@ def checked(
 
 
 def noise_of(
-    epsilon: float | None,
+    epsilon: float | None,  # None: the multiplier is given
     delta: float,
-    multiplier: float | None,
+    multiplier: float | None,  # None: epsilon is given
     num_samples: int,
-    is_choosing: bool = False,
-) -> tuple[float, PrivacyGuarantee]:
+    is_choosing: bool = False,  # features, by the exponential mechanism
+) -> tuple[float, PrivacyGuarantee]:  # multiplier, guarantee
     """Returns the noise multiplier and the guarantee of all releases together."""
+    # With a choice of features they are composed as zCDP, else as one Gaussian.
     if is_choosing:  # by the exponential mechanism: zCDP
         rho = 0.5 / (multiplier or 1) ** 2
         if epsilon is None:
@@ -279,14 +281,16 @@ def column_index(name: str, index: int, num_columns: int) -> int:
 
 
 def _chosen_features(
-    kind: ModelKind,
-    examples: Examples,
+    kind: ModelKind,  # the static description of the model
+    examples: Examples,  # features, targets, offsets, weights
     key: Key,
     num_chosen: int,
-    noise_multiplier: float,
-    execution: Execution,
-) -> jax.Array:
-    """Releases the ascending indices of `num_chosen` features.
+    noise_multiplier: float,  # of all releases together
+    execution: Execution,  # microbatches, callback, checkpoint
+) -> jax.Array:  # (num_chosen,)
+    """Releases the ascending indices of `num_chosen` features to fit a model to.
+
+    Their products with the loss's derivatives have the largest means.
 
     Privacy:
         1 / (2 noise_multiplier^2)-zCDP under replace-one.
@@ -324,20 +328,21 @@ def _chosen_features(
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _choose(
-    kind: ModelKind,
+    kind: ModelKind,  # the static description of the model
     num_chosen: int,
-    examples: Examples,
-    predictions: jax.Array,
-    chosen: jax.Array | None,
+    examples: Examples,  # features, targets, offsets, weights
+    predictions: jax.Array,  # where slopes, derivatives of the loss, are computed
+    chosen: jax.Array | None,  # features of the first round, not to choose again
     key: Key,
     *,
-    size_multiplier: Scalar,
-    rho: Scalar,
+    size_multiplier: Scalar,  # of the bound of products
+    rho: Scalar,  # zCDP of the choices
 ) -> jax.Array:
     """Releases the ascending indices of the features with the largest mean products.
 
-    Scores move by at most D, and Gumbel noise has the scale D sqrt(k / (2 rho)):
-    `docs/privacy/proofs/linear.md`, 8.6.
+    A product is a feature times the loss's slope. Mean products move by at most D;
+    Gumbel noise has the scale D sqrt(k / (2 rho)): `docs/privacy/proofs/linear.md`,
+    8.6.
     """
     loss = kind.loss
     features, targets, offsets, weights = examples

@@ -48,17 +48,14 @@ class BlockClipping(Estimator):
     norm of all leaves together is then at most 1, and equal noise on every coordinate
     gives each leaf its share of the budget: noise of stddev s is s·clip norm /
     sqrt(share) in the units of the samples.
-
-    Attributes:
-        l2_clip_norms: a norm for each leaf, a dict.
-        shares: shares of the budget, a dict as pairs; static, 1 in all.
     """
 
-    l2_clip_norms: dict[str, Scalar]
-    shares: tuple[tuple[str, float], ...]
+    l2_clip_norms: dict[str, Scalar]  # for each leaf
+    shares: tuple[tuple[str, float], ...]  # of the budget, a dict as pairs; static
 
     def influence(self, sample: PyTree) -> PyTree:
-        """Returns the clipped leaves, in units of norm and share."""
+        """Returns a sample's clipped leaves over their norms, times roots of shares."""
+        # So all leaves together have a norm of at most 1, by which noise is scaled.
         # A leaf may exceed its norm by the rounding of clip_to_norm and of two
         # products.
         return {
@@ -86,19 +83,14 @@ class DistanceOverGradientsStep(OptaxStep):
 
     Weights and intercept have a step size each (Ivgi, Hinder, Carmon 2023). Distances
     and gradients are released numbers, so step sizes cost nothing.
-
-    Attributes:
-        estimator: the robust mean.
-        noise_multiplier: the noise multiplier of each step.
-        first_distance: the distance at the first step, in clip norms of the weights.
     """
 
-    estimator: BlockClipping
-    noise_multiplier: Scalar
-    first_distance: Scalar
+    estimator: BlockClipping  # the robust mean
+    noise_multiplier: Scalar  # of each step
+    first_distance: Scalar  # at the first step, in clip norms of the weights
 
     def optimizer(self, params: PyTree) -> optax.GradientTransformation:
-        """Returns the chain of the noisy mean, the steps, and averaged iterates."""
+        """Returns the optax chain: noisy mean gradient, steps, averaged iterates."""
         names = {name: name for name in params}
         distance = self.first_distance * self.estimator.l2_clip_norms["weights"]
         if cast(ExampleLoss, self.loss_fn).loss.has_log_link:

@@ -178,7 +178,12 @@ def _counted(num_groups, key, samples, indices, middle, reach, multiplier):
 def _means(
     key: Key, groups: Groups, budget: tuple[float, float], reach: float
 ) -> tuple[jax.Array, jax.Array]:
-    """Releases the mean of each group, and returns standard errors."""
+    """Releases the mean of each group, (G,), and returns its standard error, (G,).
+
+    Samples, within ±reach, are clipped about a median of all groups. `budget` is the
+    noise multiplier of all releases, and the share of their budget that quantiles
+    leave.
+    """
     size_key, median_key, length_key, sum_key, square_key = _keys.split(key, 5)
 
     def part(share: float) -> float:
@@ -224,13 +229,16 @@ class _Sums(NamedTuple):
 
 @jax.jit
 def _sums(
-    keys: tuple[Key, Key],
-    groups: Groups,
-    place: tuple[jax.Array, jax.Array, float],
-    seen: SizeHistogram,
-    multipliers: tuple[float, float, float],
+    keys: tuple[Key, Key],  # for sums, and for sums of squares
+    groups: Groups,  # samples and their groups
+    place: tuple[jax.Array, jax.Array, float],  # median, its search bound, reach
+    seen: SizeHistogram,  # histogram of distances from the median
+    multipliers: tuple[float, float, float],  # of sums, squares, and seen
 ) -> _Sums:
-    """Releases sums and squares of each group, clipped at the bounds or in layers."""
+    """Releases each group's sums of samples and squares, for means and their errors.
+
+    Samples are clipped at public bounds, or in layers where these have less noise.
+    """
     (center, bound, reach), counts = place, groups.counts
     num_samples = groups.values.size
     radii, left_out = radii_of(seen, multipliers[0], num_samples, 1)
@@ -298,7 +306,8 @@ def _sums(
 def _squares(
     key: Key, groups: Groups, lengths: jax.Array, radius: jax.Array, multiplier: float
 ) -> tuple[jax.Array, jax.Array]:
-    """Releases sums of squares of clipped lengths, and returns the noise's stddev."""
+    """Releases each group's sum of squares of lengths, (G,), and its noise's stddev."""
+    # Lengths (n,), distances from the center, are clipped to `radius`, for errors.
     short = (jnp.minimum(lengths, radius) / radius) ** 2
     clipping = SetClipping(1.0, math.sqrt(min(groups.counts.size, 2)))
     squares, stddev = _noisy_sums(key, groups, short[:, None], multiplier, clipping)
@@ -308,10 +317,11 @@ def _squares(
 
 def _shrunk(
     layers: jax.Array, counts: jax.Array, variances: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """Returns the sums of layers (3, G) with shrunk outer layers, and the part removed.
+) -> tuple[jax.Array, jax.Array]:  # both (G,)
+    """Returns each group's sum over layers, (G,), less noise, and the part removed.
 
-    The part removed is at worst a bias, in a group that is unlike the other groups.
+    `layers` (3, G) are noisy sums within three radii, with `variances` (3,); the outer
+    two shrink. The part removed is at worst a bias, in a group unlike the other groups.
     """
     sizes = jnp.maximum(counts, 1).astype(layers.dtype)
     # Skewed groups share a tail: the total shrinks toward zero, as in one mean, and
@@ -326,8 +336,8 @@ def _shrunk(
 
 def _noisy_sums(
     key: Key, groups: Groups, rows: jax.Array, multiplier: Scalar, clipping: Clipping
-) -> tuple[jax.Array, Scalar]:
-    """Releases the sum in each group of clipped rows, shape (G, k)."""
+) -> tuple[jax.Array, Scalar]:  # sums (G, k), and the stddev of their noise
+    """Releases each group's sum of rows (n, k), which `clipping` bounds."""
     (num_samples, k), num_groups = rows.shape, groups.counts.size
 
     def product(table: jax.Array, record: tuple[jax.Array, jax.Array]) -> jax.Array:
@@ -346,7 +356,10 @@ def _noisy_sums(
 @jax.jit
 def _group_means(
     counts: jax.Array, count_stddev: jax.Array, sums: _Sums
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[jax.Array, jax.Array]:  # means, errors
+    """Returns each group's mean and standard error, (G,), from released numbers."""
+    # Errors count sampling, noise and clipping; groups that noise hides have
+    # infinities.
     sizes = jnp.maximum(counts, 1).astype(sums.values.dtype)
     from_center = sums.values / sizes
     variance = (sums.squares + sums.variance) / sizes**2
@@ -360,10 +373,10 @@ def _group_means(
 def _quantiles(
     quantiles: tuple[float, ...],
     key: Key,
-    groups: Groups,
-    multiplier: float,
-    reach: float | None,
-) -> tuple[jax.Array, jax.Array]:
+    groups: Groups,  # samples and their groups, with released counts
+    multiplier: float,  # the noise multiplier of all of them
+    reach: float | None,  # half width of public bounds, if known
+) -> tuple[jax.Array, jax.Array]:  # quantiles, errors
     """Releases quantiles of each group (G, Q), and returns their standard errors.
 
     Privacy:
@@ -386,7 +399,8 @@ def _quantiles(
 
 @partial(jax.jit, static_argnums=0)
 def _bisected_quantiles(quantiles, key: Key, groups: Groups, bound, multiplier):
-    """Releases quantiles of each group by bisection, and returns standard errors."""
+    """Releases the groups' quantiles (G, Q) within ±bound by bisection, and errors."""
+    # `multiplier` is the noise multiplier of all steps together.
     num_groups, counts = groups.counts.size, groups.counts
     num_steps = 2 * len(quantiles) * NUM_MEDIAN_HALVINGS
     stddev = math.sqrt(2 * num_steps) * ROUNDED_UP * multiplier
@@ -401,7 +415,11 @@ def _bisected_quantiles(quantiles, key: Key, groups: Groups, bound, multiplier):
     ends = ends.astype("int32")
 
     def end_of(key: Key, start: jax.Array, ends_of: Any, is_higher: Any) -> Any:
-        """Returns where a bisection near `start` ends, and half its last step."""
+        """Returns where a bisection near `start` ends, and half its last step.
+
+        A step goes up if `is_higher(below, between, above)` holds for noisy counts
+        about the two ends of `ends_of(middle)`.
+        """
         return bisected(
             key,
             (start, jnp.asarray(bound, start.dtype) / 2),
@@ -444,11 +462,15 @@ def _bisected_quantiles(quantiles, key: Key, groups: Groups, bound, multiplier):
 def _beside(
     values: jax.Array, ends: jax.Array, lows: jax.Array, highs: jax.Array
 ) -> jax.Array:
-    """Counts the samples of each group below, between and above bounds: (..., 3, G)."""
+    """Counts the samples of each group below, between and above bounds: (..., 3, G).
+
+    `values` (n,) are sorted within groups, which begin at indices `ends` (G + 1,).
+    Bounds are `lows` and `highs`, (..., G); quantiles are bisected by these counts.
+    """
     start, end = (jnp.broadcast_to(x, lows.shape) for x in (ends[:-1], ends[1:]))
 
     def first(is_before: Callable[..., jax.Array], bounds: jax.Array) -> jax.Array:
-        """Returns each group's first index whose sample is not before the bound."""
+        """Finds, by binary search, each group's first index not before its bound."""
 
         def halve(_: Any, ends: tuple[jax.Array, jax.Array]) -> Any:
             low, high = ends

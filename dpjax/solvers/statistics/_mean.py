@@ -164,7 +164,7 @@ def dp_mean(
 
 
 def _leaves(vector: jax.Array, samples: PyTree) -> PyTree:
-    """Returns the entries of a row as the leaves of one sample."""
+    """Returns a vector (d,) as a pytree with the shapes of one sample's leaves."""
     leaves, structure = jax.tree.flatten(samples)
     ends = np.cumsum([leaf.size // len(leaf) for leaf in leaves])
     parts = [
@@ -184,7 +184,9 @@ def _release(axis_name, samples, key, estimator, noise_multiplier):
 def _geometric_median(
     axis_name: AxisName | None, samples: jax.Array, key: Key, multipliers: "Shares"
 ) -> jax.Array:
-    """Releases the point of least mean distance, in whitened coordinates, for d >= 2.
+    """Releases the point (d,) of least mean distance to samples (n, d), for d >= 2.
+
+    Distances are in whitened coordinates; `multipliers` are those of each release.
 
     Privacy:
         As one Gaussian mechanism of the noise multiplier, under replace-one: unit
@@ -237,7 +239,10 @@ class Shares(NamedTuple):
 
     @classmethod
     def of(cls, shape: tuple[int, ...], noise_multiplier: float) -> "Shares":
-        """Returns the shares for (n, d) samples: enough for a center and a scale."""
+        """Returns each release's share of the budget, for (n, d) samples.
+
+        A share suffices for little noise in a center or a scale; the mean has the rest.
+        """
         num_samples, d = shape
         unit = noise_multiplier / num_samples
 
@@ -267,8 +272,8 @@ class Shares(NamedTuple):
 @partial(jax.jit, static_argnums=0)
 def untuned_mean(
     axis_name: AxisName | None, samples: jax.Array, key: Key, multipliers: Shares
-) -> tuple[jax.Array, jax.Array, dict[str, Scalar]]:
-    """Releases the mean of rows, for any distribution, its errors, and stats.
+) -> tuple[jax.Array, jax.Array, dict[str, Scalar]]:  # mean, errors, stats
+    """Releases the mean (d,) of rows (n, d), its standard errors (d,), and stats.
 
     1. Each column gets a size, from a histogram of exponents, a median within four
        sizes, and a scale of the distances from the median.
@@ -343,7 +348,11 @@ class Round(NamedTuple):
 
     @classmethod
     def of(cls, keys, samples: jax.Array, multipliers: Shares, axis_name) -> "Round":
-        """Releases medians and scales, and A if it has a share of the budget."""
+        """Releases medians, scales and the map A of samples (n, d), and returns rows.
+
+        `keys` are for medians and scales, and for second moments, which give A: the
+        identity without a share of the budget. Then one clip norm suits all columns.
+        """
         place_key, moments_key = keys
         size_key, median_key, scale_key = _keys.split(place_key, 3)
         num_samples, d = samples.shape
@@ -396,8 +405,14 @@ class Round(NamedTuple):
 
 def radii_of(
     seen: SizeHistogram, multiplier: float, num_samples: int, d: int
-) -> tuple[jax.Array, jax.Array]:
-    """Returns the ends of layers, zero first, and the mean length beyond the last."""
+) -> tuple[jax.Array, jax.Array]:  # radii, mean length beyond
+    """Returns radii (4,), from zero, at which layers of rows end, and a mean length.
+
+    `seen` is the released histogram of row lengths. A fifth of the rows are longer than
+    the first layer, and few than the last. The mean length beyond the last radius
+    estimates the bias of clipping there. `multiplier` is the noise multiplier of the
+    mean.
+    """
     first = seen.quantile(0.0, _BEYOND_FIRST)
     # The last radius follows from a Pareto tail, because few records are beyond it.
     size, number, index = seen.tail()
@@ -412,11 +427,11 @@ def radii_of(
 
 def layers_of(
     z: jax.Array, lengths: jax.Array, radii: jax.Array
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[jax.Array, jax.Array]:  # layers and weights
     """Returns each row's weighted layers, shape (n, 3, d), and the weights, shape (3,).
 
-    The layers of a row have at most norm 1 together. Their mean is divided by the
-    weights.
+    A layer is the part of a row z (n, d) between two `radii` (4,). The layers of a row
+    have at most norm 1 together. Their mean, with noise, is divided by the weights.
     """
     widths = radii[1:] - radii[:-1]
     shares = widths**_WIDTH_POWER / jnp.sum(widths**_WIDTH_POWER)
@@ -427,7 +442,7 @@ def layers_of(
 
 
 def kept_of(layers: jax.Array, variances: jax.Array) -> jax.Array:
-    """Returns the factors by which outer layers shrink toward zero (James and Stein).
+    """Returns factors (2,) by which outer layers shrink toward zero (James and Stein).
 
     A factor is the share of the layer's energy that exceeds its variance: of noisy
     layers (3, k) and variances (3,) of a coordinate, by noise and sampling.
@@ -438,7 +453,10 @@ def kept_of(layers: jax.Array, variances: jax.Array) -> jax.Array:
 
 
 def _squares(key, z, lengths, seen: SizeHistogram, radii, multipliers, axis_name):
-    """Releases second moments of the coordinates of rows clipped to the last radius."""
+    """Releases the mean square of each column of rows clipped to the last radius.
+
+    It is (d,), for the variance by sampling. `seen` is a histogram of row `lengths`.
+    """
     num_samples, d = z.shape
     # Rows are clipped to the middle radius, for less noise. The histogram of lengths
     # gives the rest, and all coordinates an equal part of it.

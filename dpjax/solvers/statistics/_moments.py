@@ -38,11 +38,13 @@ def noisy_second_moments(
     key: Key,
     features: jax.Array,
     *,
-    radius: Scalar,
-    noise_multiplier: Scalar,
-    axis_name: AxisName | None,
+    radius: Scalar,  # R, public or released
+    noise_multiplier: Scalar,  # stddev / l2 sensitivity
+    axis_name: AxisName | None,  # mesh axes of the rows
 ) -> tuple[jax.Array, Scalar]:
-    """Releases the mean of x x^T of rows (n, d) that are clipped to a radius R.
+    """Releases the mean of x x^T over rows x of `features` (n, d), clipped to norm R.
+
+    With `whitening` it gives coordinates in which rows have about equal spread.
 
     Returns:
         The symmetric noisy moments, shape (d, d), and the stddev s of their diagonal;
@@ -59,15 +61,17 @@ def noisy_second_moments(
 
 
 def second_moments(
-    axis_name: AxisName | None,
+    axis_name: AxisName | None,  # mesh axes of the records
     records: PyTree,
-    radius: Scalar,
-    noise_multiplier: Scalar,
+    radius: Scalar,  # rows are clipped to this norm
+    noise_multiplier: Scalar,  # stddev / l2 sensitivity
     row_of: Callable[[PyTree], jax.Array] = lambda row: row,
 ) -> tuple[Unrounded, jax.Array]:
-    """Returns the moments that `noisy_second_moments` releases, padded, and stddevs.
+    """Returns the moments of `noisy_second_moments` before noise, and stddevs of noise.
 
-    `row_of` makes the row (d,) of one record when it is read.
+    Both are vectors, padded with zeros for `gaussian_of_padded`, of the d (d + 1) / 2
+    distinct entries, the diagonal first. `row_of` makes the row (d,) of one of the
+    records (n, ...) when it is read.
     """
 
     def product(moments: jax.Array, record: PyTree) -> jax.Array:
@@ -119,18 +123,19 @@ _symmetric = jax.jit(symmetric, static_argnums=0)
 
 def whitening(
     moments: jax.Array,
-    stddev: Scalar,
+    stddev: Scalar,  # of the noise on the diagonal
     *,
     ones: Scalar | None = None,
     floors: tuple[float, float] = FLOORS,
 ) -> Whitening:
-    """Returns the center and the map that whiten features, from released moments.
+    """Returns the center and the map A that whiten features, from released moments.
 
-    They follow from the noisy second moments (d, d) and the stddev of their noise, so
-    they cost no privacy. With `ones`, the last of the d columns is that constant times
-    a record's weight: it gives the mean weight and, with it, the center. Each
-    eigenvalue is raised by floors[0] times the edge of the spectrum of the remaining
-    noise, plus floors[1] times the mean eigenvalue.
+    The moments (d, d) are a mean of x x^T with noise, so this costs no privacy. With
+    `ones`, the last of the d columns is that constant times the root of a record's
+    weight: it gives the mean weight and, with it, the center. Floors are added to all
+    eigenvalues, so that directions hidden by noise are not scaled up: floors[0] times
+    the largest eigenvalue of the remaining noise, plus floors[1] times the mean
+    eigenvalue.
     """
     unit = jnp.maximum(jnp.max(jnp.abs(moments)), jnp.asarray(stddev, moments.dtype))
     moments, stddev = moments / unit, stddev / unit  # squares are finite

@@ -60,10 +60,11 @@ WEIGHTED = SetClipping(2 / math.sqrt(3), 1.0)
 
 def one_gaussian(
     epsilon: float, delta: float, num_samples: int, unit: str = "record"
-) -> tuple[float, PrivacyGuarantee]:
+) -> tuple[float, PrivacyGuarantee]:  # multiplier, guarantee
     """Returns the multiplier and guarantee of Gaussian releases that share a budget.
 
-    A release with share s has the multiplier total / sqrt(s), and shares add up to 1.
+    The multiplier, stddev / sensitivity, is that of one release with all of it. A
+    release with share s has the multiplier total / sqrt(s), and shares add up to 1.
     """
     multiplier = noise_multiplier(epsilon, delta, Sampling(num_steps=1))
     event = gaussian_event(multiplier)
@@ -74,20 +75,20 @@ def one_gaussian(
 
 
 def noisy_mean(
-    estimator: Estimator,
-    records: PyTree,
-    multiplier: Scalar,
+    estimator: Estimator,  # bounds each record
+    records: PyTree,  # private, leaves (n, ...)
+    multiplier: Scalar,  # stddev of Gaussian noise / l2 sensitivity
     key: Key,
-    axis_name: AxisName | None = None,
+    axis_name: AxisName | None = None,  # mesh axes of the records
     *,
     product: Callable[[Any, Any], Any] | None = None,
     weights: PyTree = None,
 ) -> Any:
-    """Releases the mean of records (n, ...), each bounded, with Gaussian noise.
+    """Releases the mean of records, bounded by the estimator, with Gaussian noise.
 
-    With `product(weights, record)`, linear in the weights, its gradients are averaged
-    instead of the records, without being all in memory; weights are zeros of their
-    shape.
+    With `product(weights, record)`, a scalar that is linear in the weights, its
+    gradients are averaged instead of the records, without being all in memory;
+    `weights` are zeros with the shape of the mean.
     """
     samples, start = records, records
     if product is not None:
@@ -99,12 +100,16 @@ def noisy_mean(
 
 
 def mean_and_stddevs(
-    estimator: Estimator,
-    samples: jax.Array,
-    noise_multiplier: Scalar,
-    axis_name: AxisName | None,
+    estimator: Estimator,  # bounds each sample
+    samples: jax.Array,  # private, (n, ...)
+    noise_multiplier: Scalar,  # stddev / l2 sensitivity
+    axis_name: AxisName | None,  # mesh axes of the samples
 ) -> tuple[Unrounded, jax.Array]:
-    """Returns a robust mean, padded, and the stddevs of its Gaussian noise."""
+    """Returns a robust mean before noise, and the stddevs of its Gaussian noise.
+
+    Both are vectors padded with zeros, for `gaussian_of_padded`, which releases the
+    mean.
+    """
     mean = estimator.unrounded(samples, axis_name=axis_name)
     size = samples.size // len(samples)
     noise = estimator.noise_parameters(noise_multiplier, len(samples), size)

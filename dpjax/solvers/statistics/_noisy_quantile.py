@@ -44,20 +44,20 @@ _WITHIN, _RANGE = 0.25, 4.0  # see `median_and_bound`
 
 def noisy_quantile(
     key: Key,
-    magnitudes: jax.Array,
+    magnitudes: jax.Array,  # private, shape (n,)
     *,
-    num_above: Scalar = 0.0,
-    share_above: Scalar = 0.0,
-    noise_multiplier: Scalar,
+    num_above: Scalar = 0.0,  # records that exceed the result
+    share_above: Scalar = 0.0,  # plus a share of the records not about zero
+    noise_multiplier: Scalar,  # stddev / l2 sensitivity
 ) -> jax.Array:
     """Releases a number that about `num_above` of the magnitudes (n,) exceed.
 
-    Records are counted in bins of a factor of two; NaN counts as zero. The data end at
-    the highest bin with a significant noisy count. Noisy counts are added from there
-    down until they reach `num_above`, or the share of the records in all bins but the
-    first, and the number is interpolated within that bin. If the noise hides so few
-    records, the number is the end of the data; it is 1 if no bin is significant, as for
-    standardized data.
+    It serves as clip norm or scale. Records are counted in bins of a factor of two; NaN
+    counts as zero. The data end at the highest bin with a significant noisy count.
+    Noisy counts are added from there down until they reach `num_above`, plus the share
+    of the records in all bins but the first, and the number is interpolated within that
+    bin. If the noise hides so few records, the number is the end of the data; it is 1
+    if no bin is significant, as for standardized data.
 
     Privacy:
         A Gaussian mechanism of the noise multiplier under replace-one: replacing a
@@ -77,7 +77,10 @@ def magnitudes(values: jax.Array, weights: jax.Array) -> jax.Array:
 def _counts(
     magnitudes: jax.Array, noise_multiplier: Scalar
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns the numbers of records in the bins, padded, and the stddevs of noise."""
+    """Returns the number of magnitudes (n,) in each bin, before noise, and stddevs.
+
+    Both are padded with zeros for `gaussian_of_padded`, which makes them a release.
+    """
     known = jnp.nan_to_num(magnitudes, posinf=jnp.finfo(magnitudes.dtype).max)
     exponents = jnp.frexp(jnp.abs(known))[1].astype("int32") - 1
     bins = jnp.clip(jnp.where(known == 0, _FIRST, exponents), _FIRST, _LAST) - _FIRST
@@ -91,10 +94,10 @@ def _counts(
 def noisy_size_histogram(
     key: Key, magnitudes: jax.Array, noise_multiplier: Scalar, *, num_skipped: int = 0
 ) -> "SizeHistogram":
-    """Releases the counts of all bins, with arguments and privacy of `noisy_quantile`.
+    """Releases the noisy counts of `noisy_quantile`, for several quantiles at once.
 
-    Up to `num_skipped` bins in a row that seem empty do not end the data, if the next
-    bin does not seem so.
+    Magnitudes (n,) are counted in bins of a factor of two. Up to `num_skipped` bins in
+    a row that seem empty do not end the data, if the next bin does not seem so.
     """
     # There are three programs, so that the long program for noise is compiled once for
     # all numbers of records.
@@ -121,7 +124,10 @@ class SizeHistogram(NamedTuple):
     def of(
         cls, noisy: jax.Array, stddev: jax.Array, num_skipped: int = 0
     ) -> "SizeHistogram":
-        """Returns the histogram of noisy counts; see `noisy_size_histogram`."""
+        """Finds the highest bin with records, and noisy numbers above each bin.
+
+        `noisy` are released counts in ascending bins; see `noisy_size_histogram`.
+        """
         index = jnp.arange(noisy.size, dtype="int32")
         stands_out = noisy > _SIGNIFICANT * stddev
         top = jnp.max(jnp.where(stands_out, index, -1))
@@ -137,7 +143,10 @@ class SizeHistogram(NamedTuple):
 
     @jax.jit
     def quantile(self, num_above: Scalar, share_above: Scalar = 0.0) -> jax.Array:
-        """Returns the number that `noisy_quantile` releases, in float32."""
+        """Returns the number that `noisy_quantile` releases, a float32 scalar.
+
+        About `num_above` records, plus a share of those not about zero, exceed it.
+        """
         num_above, share_above = jnp.float32(num_above), jnp.float32(share_above)
         index = jnp.arange(self.noisy.size, dtype="int32")
         counted = jnp.where(index <= self.top, self.noisy, 0.0)
@@ -152,8 +161,8 @@ class SizeHistogram(NamedTuple):
     def tail(self) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Returns s, c and index of a Pareto tail: c (s / x)^index records exceed x.
 
-        The tail begins at the top bin. The next bin is assumed to exceed its noisy
-        count by two standard deviations.
+        The tail begins at the top bin, and tells how far layers of a mean must reach.
+        The next bin is assumed to exceed its noisy count by two standard deviations.
         """
         top = jnp.maximum(self.top, 0)
         beyond = self.noisy[jnp.minimum(top + 1, self.noisy.size - 1)]
@@ -164,7 +173,8 @@ class SizeHistogram(NamedTuple):
         return size, number, jnp.maximum(index, _LEAST_INDEX)
 
     def sum_of_squares(self, low: Scalar, high: Scalar) -> jax.Array:
-        """Estimates the sum of squares of clip(x, low, high) - low, in their dtype."""
+        """Estimates the sum of (clip(x, low, high) - low)^2 over all sizes x."""
+        # Variances of clipped means need it. A size counts as the middle of its bin.
         low, high = jnp.asarray(low), jnp.asarray(high)
         dtype = high.dtype
         low, high = low.astype("float32"), high.astype("float32")
@@ -185,8 +195,9 @@ def noisy_bound(
 ) -> jax.Array:
     """Releases a bound that about `num_above(noise_multiplier)` magnitudes exceed.
 
-    An error of the noise where no records are makes the bound too large: intervals are
-    then wider, but cover.
+    If `least` is larger, about `least` of the magnitudes (n,) exceed it. Vectors are
+    clipped to it. Noise where no records are makes it too large: intervals are then
+    wider, but cover.
 
     Privacy:
         A Gaussian mechanism of the noise multiplier under replace-one, of 9 adaptive
@@ -198,7 +209,9 @@ def noisy_bound(
 
 @jax.jit
 def _bound(key: Key, magnitudes: jax.Array, stddev: Scalar, least: Scalar) -> jax.Array:
-    """Returns a bound that few magnitudes exceed, by bisection of its exponent."""
+    """Returns a bound that few magnitudes (n,) exceed, by bisecting its exponent."""
+    # `stddev` is that of each count's noise. At least about `least` magnitudes exceed
+    # it.
     dtype = magnitudes.dtype
     stddev, least = jnp.asarray(stddev, "float32"), jnp.asarray(least, "float32")
 
@@ -221,16 +234,16 @@ def _bound(key: Key, magnitudes: jax.Array, stddev: Scalar, least: Scalar) -> ja
 
 def bisected(
     key: Key,
-    start: tuple[jax.Array, jax.Array],
-    counts_at: Callable[[jax.Array], jax.Array],
+    start: tuple[jax.Array, jax.Array],  # the first middle, and the first step
+    counts_at: Callable[[jax.Array], jax.Array],  # integers that depend on the data
     is_higher: Callable[[jax.Array, Any], jax.Array],
-    num_steps: int,
-    stddev: Scalar,
+    num_steps: int,  # public
+    stddev: Scalar,  # of the noise of each count
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns the middle after `num_steps` steps, and half of the last step.
+    """Returns where a bisection by noisy counts ends, and half of its last step.
 
-    `start` is the first middle and the first step. Each step releases
-    `counts_at(middle)`, integers, with noise, and goes up if `is_higher(noisy, step)`.
+    Quantiles and bounds are found with it. Each step releases `counts_at(middle)` with
+    noise, and goes up where `is_higher(noisy, index of the step)` holds, else down.
     """
 
     def halve(step: Any, state: tuple[jax.Array, jax.Array]) -> Any:
@@ -256,8 +269,9 @@ def noisy_excess(
 ) -> Excess:
     """Releases how much magnitudes exceed a bound C, for a Pareto tail from C / 2 on.
 
-    If a share r of the magnitudes above C / 2 is above C, the index is log2(1 / r), and
-    the mean of (x - C)+ is 2 r / (1 - 2 r) times the mean of clip(x, C / 2, C) - C / 2.
+    A mean of vectors clipped to C is corrected with it. If a share r of the magnitudes
+    (n,) above C / 2 is above C, the index is log2(1 / r), and the mean of (x - C)+ is 2
+    r / (1 - 2 r) times the mean of clip(x, C / 2, C) - C / 2.
 
     Privacy:
         A Gaussian mechanism of the noise multiplier under replace-one, of the numbers
@@ -269,7 +283,8 @@ def noisy_excess(
 
 @jax.jit
 def _excess(key: Key, x: jax.Array, bound: jax.Array, stddev: Scalar) -> Excess:
-    """Releases the magnitudes' counts above C / 2 and C, and returns the estimates."""
+    """Releases how many magnitudes x (n,) exceed bound / 2 and bound, as `Excess`."""
+    # It estimates how much they exceed the bound. `stddev` is that of a count's noise.
     stddev = jnp.asarray(stddev, "float32")
     is_above = jnp.stack([(x > bound / 2) & ~(x > bound), x > bound])
     counts = jnp.minimum(jnp.sum(is_above.astype("int32"), axis=1), MOST_RECORDS)
@@ -286,11 +301,11 @@ def _excess(key: Key, x: jax.Array, bound: jax.Array, stddev: Scalar) -> Excess:
 
 def noisy_median(
     key: Key,
-    values: jax.Array,
-    weights: jax.Array,
+    values: jax.Array,  # private
+    weights: jax.Array,  # (n,)
     *,
     bound: Scalar,
-    noise_multiplier: Scalar,
+    noise_multiplier: Scalar,  # stddev / l2 sensitivity
 ) -> jax.Array:
     """Releases the median of values within ±bound, (n,), or of each column, (n, d).
 
@@ -308,16 +323,17 @@ def noisy_median(
 
 
 def median_and_bound(
-    keys: tuple[Key, Key],
+    keys: tuple[Key, Key],  # for bounds, and for medians
     values: jax.Array,
-    weights: jax.Array,
+    weights: jax.Array,  # (n,); zero: does not count
     *,
-    size_multiplier: float,
-    multiplier: float,
-) -> tuple[jax.Array, jax.Array]:
-    """Releases medians, and bounds within which they are searched, by a key for each.
+    size_multiplier: float,  # of bounds
+    multiplier: float,  # of medians
+) -> tuple[jax.Array, jax.Array]:  # medians, bounds
+    """Releases medians of values (n,) or columns (n, d), and bounds of their search.
 
-    A bound is four times the 75 per cent quantile of the absolute values.
+    Samples are clipped and scaled about such a median. A bound is four times the 75 per
+    cent quantile of the absolute values.
 
     Privacy:
         Two Gaussian mechanisms under both multipliers: one for all bounds together, one
@@ -343,7 +359,8 @@ def median_and_bound(
 def _median(
     key: Key, values: jax.Array, weights: jax.Array, bound: Scalar, stddev: Scalar
 ) -> jax.Array:
-    """Returns medians by bisection, from noisy counts above less those below."""
+    """Releases medians of values within ±bound, (n,) or (n, d), by bisection."""
+    # `stddev` is that of each count's noise. Records of weight zero do not count.
     is_counted = jnp.expand_dims(weights > 0, tuple(range(1, values.ndim)))
 
     def excess(middle: jax.Array) -> jax.Array:

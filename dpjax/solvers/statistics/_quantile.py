@@ -187,7 +187,12 @@ def dp_histogram(
 
 @partial(jax.jit, static_argnums=0)
 def _with_error(static: tuple[SelectionName, float], key, samples, edges, epsilon):
-    """Releases a quantile, and its standard error."""
+    """Releases a quantile as the midpoint of a bin, and its standard error, scalars.
+
+    `static` names the mechanism of choices and the quantile. A second choice, of a
+    width that covers two standard errors of the rank, gives the error, infinite at an
+    end.
+    """
     mechanism, quantile = static
     center_key, width_key = _keys.split(key)
     scores = scores_of(samples, edges, quantile)
@@ -231,7 +236,8 @@ def scores_of(samples: jax.Array, edges: jax.Array, quantile: float) -> jax.Arra
 
 
 def num_up_to(samples: jax.Array, edges: jax.Array, quantile: float) -> jax.Array:
-    """Counts the samples in each bin and the bins before it, shape (num_bins,)."""
+    """Counts the samples (n,) up to the upper edge of each bin, shape (num_bins,)."""
+    # The scores of bins for a quantile follow from these counts.
     # The public index of a missing value determines its side, so that each record still
     # counts by itself alone.
     multiples = jnp.arange(samples.size, dtype="uint32") * jnp.uint32(_GOLDEN)
@@ -260,10 +266,11 @@ def _rank(quantile: float, num_samples: int) -> int:
 def _width_scores(
     samples: jax.Array, edges: jax.Array, quantile: float, apart: jax.Array
 ) -> jax.Array:
-    """Returns the scores of distances from zero, by the ranks that lie within.
+    """Returns the score of each bin of distances d: 0 for the bin to choose, else less.
 
-    The samples of ranks r - apart and r + apart are to lie within -d to d. If a record
-    is replaced, each of the two counts, and so the smaller one, moves by 1.
+    Samples (n,) are measured from the released quantile, of rank r. The samples of
+    ranks r - apart and r + apart are to lie within ±d, in the interval. If a record is
+    replaced, each of the two counts, and so the smaller one, moves by 1.
     """
     rank = _rank(quantile, samples.size)
     up_to = num_up_to(samples, edges, quantile)
@@ -278,10 +285,11 @@ def _width_scores(
 
 
 def _preference(sizes: jax.Array, most: Scalar, scale: Scalar) -> jax.Array:
-    """Returns the penalty of each bin of widths, integers; zero for the widest.
+    """Returns an integer for each bin of widths, which is subtracted from its score.
 
-    The penalty is at most `most`, so that wide intervals cost no more than the ranks
-    beyond those requested; `scale` is the scale of the noise of scores.
+    It is zero for the widest bin, and at most `most`, so that wide intervals cost no
+    more than the ranks beyond those requested. `sizes` are the bins' edges; `scale` is
+    the scale of the noise of scores.
     """
     # Between repeated numbers many widths have the same score, and only one bin reaches
     # the next number. With weights proportional to a power of the width, all widths
@@ -303,7 +311,7 @@ def checked_samples(samples: ArrayLike, *, num_axes: int) -> jax.Array:
 
 
 def checked_edges(edges: ArrayLike, samples: jax.Array) -> jax.Array:
-    """Returns checked edges in the dtype of the samples."""
+    """Returns bin edges in the dtype of the samples; requires that they increase."""
     array = jnp.asarray(edges)
     if array.ndim != 1 or array.size < 3 or jnp.iscomplexobj(array):
         shape = jax.ShapeDtypeStruct(array.shape, array.dtype)
@@ -336,11 +344,12 @@ def _counted(
 
 def noisy_counts(
     key: Key, counts: jax.Array, multiplier: Scalar, num_samples: int
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Releases counts as integers, and returns errors and the stddev of the noise.
+) -> tuple[jax.Array, jax.Array, jax.Array]:  # counts, errors, stddev
+    """Releases counts of bins as integers, with errors and the stddev of the noise.
 
-    A record moves the counts by sqrt(2). They are exact in float32. The errors are of
-    estimates of n times a probability.
+    Standard errors (k,), by sampling and noise, are of estimates of n times a
+    probability. A replaced record moves the counts (k,) by sqrt(2). They are exact in
+    float32.
     """
     stddev = math.sqrt(2) * ROUNDED_UP * jnp.asarray(multiplier, "float32")
     noisy = mechanisms.gaussian(key, counts.astype("float32"), stddev=stddev)
@@ -351,7 +360,11 @@ def noisy_counts(
 
 
 def private_edges(key: Key, samples: jax.Array, multiplier: float) -> jax.Array:
-    """Releases 21 increasing round edges, for `EDGES_SHARE` of the budget."""
+    """Releases edges (21,) of a histogram's bins, around the median of samples (n,).
+
+    They are adjacent multiples of 1, 2 or 5 times a power of ten, with a twentieth of
+    the samples outside. They cost a tenth of the budget of `multiplier`.
+    """
     size_key, median_key, distance_key = _keys.split(key, 3)
     known = ~jnp.isnan(gathered(samples))
     values = jnp.where(known, gathered(samples), 0.0)
@@ -373,7 +386,7 @@ def private_edges(key: Key, samples: jax.Array, multiplier: float) -> jax.Array:
 
 @jax.jit
 def _round_edges(median: jax.Array, reach: jax.Array) -> jax.Array:
-    """Returns ascending multiples of 1, 2 or 5 times a power of ten."""
+    """Returns 21 multiples of 1, 2 or 5 times a power of ten around median ± reach."""
     least = 2 * reach / (_NUM_BINS - 1)  # so that a first edge may be rounded down
     apart = _STEPS_APART * jnp.finfo(least.dtype).eps  # so that edges differ
     least = jnp.maximum(least, apart * jnp.abs(median))

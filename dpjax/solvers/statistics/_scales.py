@@ -108,10 +108,10 @@ class Standard(NamedTuple):
 def scales_share(
     num_samples: int, num_columns: int, noise_multiplier: float, *, least: float
 ) -> float:
-    """Returns the share of the budget for scales, from public numbers.
+    """Returns the share of the budget for releasing scales, from public numbers.
 
-    It suffices to detect a size that a quarter of the records have, from `least` to
-    0.35; it is zero if 0.35 could not detect a size that half of them have.
+    It suffices to detect a size (a factor of two) that a quarter of the records have,
+    from `least` to 0.35; it is zero if 0.35 could not detect a size of half of them.
     """
     if num_columns == 0:
         return 0.0
@@ -199,16 +199,16 @@ def dp_center_and_scale(
 
 def release_scales(
     key: Key,
-    columns: np.ndarray,
+    columns: np.ndarray,  # private, (n, k)
     *,
-    noise: Noise,
-    weights: np.ndarray | None = None,
+    noise: Noise,  # of all releases together
+    weights: np.ndarray | None = None,  # (n,); zero: does not count
     is_centered: bool = True,
 ) -> Standard:
-    """Releases the `Standard` of a table's columns, as `dp_center_and_scale` does.
+    """Releases centers, scales and ranges of columns, by `dp_center_and_scale`.
 
-    Columns (n, k) whose size the noise hides are clipped to [-1, 1], which keeps
-    dummies and the signs of amounts. A record of weight zero does not count. Without
+    Models clip and scale features by them. Columns whose size the noise hides are
+    clipped to [-1, 1], which keeps dummies and the signs of amounts. Without
     is_centered all centers are zero. All releases together are one Gaussian mechanism
     of the noise multiplier under replace-one.
     """
@@ -237,13 +237,13 @@ class _Scales(NamedTuple):
 
 def _released(
     key: Key,
-    columns: jax.Array,
-    is_counted: jax.Array | None,
-    multiplier: float,
+    columns: jax.Array,  # private, (n, k)
+    is_counted: jax.Array | None,  # None: all records count
+    multiplier: float,  # the noise multiplier
     *,
     is_centered: bool = True,
 ) -> _Scales:
-    """Releases a center and a scale of every column.
+    """Releases a center and a scale of each column, (k,), for standardizing.
 
     1. A histogram of the number of nonzero cells of a row gives b, which few rows
        exceed. Rows with more cells count less.
@@ -297,8 +297,9 @@ def _released(
 @jax.jit
 def _start(
     columns: jax.Array, is_counted: jax.Array | None
-) -> tuple[jax.Array, _Scales]:
-    """Returns clipped cells, NaN if they do not count, and scales of 1 about zero."""
+) -> tuple[jax.Array, _Scales]:  # columns, scales
+    """Returns clipped cells, NaN if they do not count, and centers 0 with scales 1."""
+    # Releases start from these; columns are (n, k), and without is_counted all count.
     columns = jnp.clip(columns, -_BEYOND, _BEYOND)
     if is_counted is not None:
         columns = jnp.where(is_counted[:, None], columns, jnp.nan)
@@ -337,8 +338,8 @@ def _edges_of(num_columns: int) -> jax.Array:
 @jax.jit
 def _numbers_of_cells(
     columns: jax.Array, multiplier: Scalar
-) -> tuple[Unrounded, jax.Array]:
-    """Returns a histogram of the numbers of nonzero cells of rows, and stddevs."""
+) -> tuple[Unrounded, jax.Array]:  # a histogram, padded, and stddevs of its noise
+    """Counts rows by their number of nonzero cells, before noise, for `_most_cells`."""
     edges = _edges_of(columns.shape[1])
     is_cell = (columns != 0) & ~jnp.isnan(columns)
     num_cells = jnp.sum(is_cell, axis=1, dtype="float32")
@@ -351,7 +352,8 @@ def _numbers_of_cells(
 def _most_cells(
     shape: tuple[int, int], noisy: jax.Array, stddevs: jax.Array
 ) -> jax.Array:
-    """Returns a bound on the number of nonzero cells that few rows exceed."""
+    """Returns b, which few rows' numbers of nonzero cells exceed, from noisy counts."""
+    # Rows with more cells count less in `_exponents`. `shape` is that of the columns.
     edges = _edges_of(shape[1])
     bins = jnp.arange(len(edges))
     is_above = bins[None] > bins[:, None]
@@ -362,7 +364,12 @@ def _most_cells(
 
 @jax.jit
 def _exponents(columns, is_counted, scales: _Scales, multiplier):
-    """Returns histograms of exponents of differences, and stddevs of their noise."""
+    """Returns histograms of exponents of |x - center|, before noise, and stddevs.
+
+    Columns are (n, k), and is_counted is (n,), or None for all. A row with more than b
+    nonzero cells counts less, so that b bounds the sensitivity. The last entry is the
+    number of records that count. Both vectors are padded with zeros.
+    """
     num_samples, num_columns = columns.shape
     most_cells = scales.most_cells
     differences = _differences(columns, scales)
@@ -389,7 +396,11 @@ def _exponents(columns, is_counted, scales: _Scales, multiplier):
 def _resized(
     static: tuple[bool, bool], scales: _Scales, noisy: jax.Array, stddevs: jax.Array
 ) -> _Scales:
-    """Returns scales by the sizes of differences, which are 1 first if not clear."""
+    """Returns `scales` with new divisors, by the histograms of `_exponents` with noise.
+
+    A divisor is a high quantile of |x - center|; where noise hides it, it is 1 in the
+    first round, then unchanged. `static`: is_first, and whether records have weights.
+    """
     is_first, is_weighted = static
     num_cells = scales.centers.size * _NUM_BINS
     num_counted, noisy = noisy[num_cells], noisy[:num_cells].reshape(-1, _NUM_BINS)
@@ -440,7 +451,8 @@ def _means(
 
 @partial(jax.jit, static_argnums=0)
 def _centered(num_samples: int, scales: _Scales, noisy: jax.Array) -> _Scales:
-    """Returns centers moved by means, if these are far from zero."""
+    """Returns `scales` with centers moved by noisy means that are far from zero."""
+    # The means are of (x - center) / scale, over all n records, padded.
     centers = scales.centers
     to_counted = (num_samples / scales.num_counted).astype(centers.dtype)
     means = noisy[: centers.size].astype(centers.dtype) * to_counted
@@ -451,7 +463,7 @@ def _centered(num_samples: int, scales: _Scales, noisy: jax.Array) -> _Scales:
 
 
 def released(key: Key, values: np.ndarray, stddev: float) -> np.ndarray:
-    """Releases values with Gaussian noise of that standard deviation.
+    """Releases values, of any shape, with Gaussian noise of that standard deviation.
 
     Values are clipped to 2^24, up to which float32 is exact for counts.
     """
