@@ -40,7 +40,7 @@ class _Additive(LinearEstimator):
     _errors = _correlations = None  # None without `intervals`
 
     def _check(self, X: Any) -> tuple[np.ndarray, float, float, Key]:
-        """Does the checks of all linear models, and notes which columns get a curve."""
+        """Does the checks of linear models, and notes which columns get a curve."""
         self._categories = _tables.categories_of(self.categorical_features, X)
         kinds = {name: str(kind).lower() for name, kind in _tables.types_of(X)}
         checked = super()._check(X)
@@ -60,7 +60,11 @@ class _Additive(LinearEstimator):
         offsets: np.ndarray | None = None,
         **release: Any,
     ) -> None:
-        """Fits curves of numbers and weights of categories, and stores their errors."""
+        """Fits curves of numbers and weights of categories, and stores their errors.
+
+        Arguments are as for `LinearEstimator._fit_scores`; categories are their
+        indices.
+        """
         is_number = self._is_number
         # Numbers are standardized; categories are one-hot and need no scale.
         low, high = (ends[is_number] for ends in _tables.ranges_of(self))
@@ -105,7 +109,7 @@ class _Additive(LinearEstimator):
         return np.asarray(self._curves.predict(self._design(features)), np.float64)
 
     def _places(self) -> Iterator[tuple[Any, int | slice]]:
-        """Yields each column with the index, or one-hot slice, of its features."""
+        """Yields columns with the index, or one-hot slice, of features in `_design`."""
         place, dummy = 0, int(self._is_number.sum())
         for name in _tables.names_in(self):
             if name in self._categories:

@@ -68,7 +68,7 @@ def numbered(labels: np.ndarray) -> tuple[list, np.ndarray]:
 
 
 def declared(classes: Any, name: str = "classes") -> np.ndarray:
-    """Checks public classes and returns them sorted, as scikit-learn sorts them."""
+    """Returns public classes sorted as scikit-learn does; raises unless distinct."""
     array = np.asarray(classes)
     is_list = array.ndim == 1 and not isinstance(classes, str)
     _validate.require(is_list, name, classes, "a list of labels, or None")
@@ -122,7 +122,7 @@ def release_labels(
 def passing(
     key: Key, counts: dict[Any, int], stddev: float, threshold: float
 ) -> list[Any]:
-    """Releases the labels with a noisy count above the threshold."""
+    """Releases the labels whose `counts`, with noise, are above the threshold."""
     # Sizes are powers of 2, so that JAX compiles few programs.
     size = 2 ** math.ceil(math.log2(max(len(counts), 1)))
     padded = np.zeros(size)

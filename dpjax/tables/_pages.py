@@ -70,7 +70,7 @@ def html_blocks(blocks: Iterable[Block]) -> str:
 
 
 def _html_block(block: Block) -> str:
-    """Returns a paragraph, table, picture, title or list as HTML."""
+    """Returns the HTML of a block: a paragraph, table, picture, title or list."""
     match block:
         case Text(text, is_warning):
             mark = ' class="warning"' if is_warning else ""
@@ -148,10 +148,12 @@ class Shape(NamedTuple):
         scale: float,
         ends: tuple[float, float],
     ) -> "Shape":
-        """Returns the shape of a column of numbers.
+        """Returns the shape of a column of numbers, for plots and `shapes`.
 
-        `curve`, its `knots` (() for a straight line) and `ends` are in scales from the
-        center; `center` and `scale` are in the user's units.
+        `curve` maps numbers, (m,), to contributions to the score, (m,) or (m, K), and
+        is linear between its `knots` (() for a straight line). Numbers, knots and
+        `ends`, the range of the column, are in scales from the center; `center` and
+        `scale` are in the user's units.
         """
         low, high = max(ends[0], -_FARTHEST), min(ends[1], _FARTHEST)
         grid = np.sort([low, *(knot for knot in knots if low < knot < high), high])
@@ -168,12 +170,14 @@ def plot(
     is_dark: bool = False,
     bands: Mapping[Any, tuple[np.ndarray, np.ndarray, np.ndarray]] | None = None,
 ) -> Any:
-    """Draws each shape in a panel of its own with matplotlib; all share an axis.
+    """Draws a matplotlib figure with a panel for each column of an additive model.
 
-    If there are too many categories, the panel shows those with the largest values.
-    `outputs` are the names of K classes, for a legend. With `is_factor` the axis shows
-    exponentials of the values. `bands` are grids with lower and upper ends, drawn where
-    they are finite.
+    `shapes` are the columns' contributions to the score, by the names of columns; all
+    panels share the axis of the score. If there are too many categories, a panel shows
+    those with the largest values. `outputs` are the names of K classes, for a legend,
+    and `title` has lines above the panels. With `is_factor` the axis shows exponentials
+    of the values. `bands` are (grid, lower, upper), each (m,), by column, and are drawn
+    where they are finite.
     """
     figure_of = figures()
     paper, ink, rule, colors = DARK if is_dark else LIGHT
@@ -240,7 +244,11 @@ class _Panel(NamedTuple):
 
     @classmethod
     def of(cls, name: Any, shape: Shape, band: np.ndarray | None) -> "_Panel":
-        """Returns the panel of a shape; of many names it has those of largest value."""
+        """Returns the panel of a shape; of many names it has those of largest value.
+
+        `name` is the column's, and `band` the ends of a confidence band, (2, m), or
+        None.
+        """
         num, title = len(shape.grid), short(name, 40)
         if shape.grid.dtype.kind == "f":
             return cls(title, shape, band=band)
@@ -256,7 +264,7 @@ class _Panel(NamedTuple):
 
 
 def _rows(panels: Iterable[_Panel]) -> Iterator[list[_Panel]]:
-    """Yields the panels in rows of at most four columns."""
+    """Yields lists of panels, the rows of a figure of at most four columns."""
     row: list[_Panel] = []
     for panel in panels:
         if row and sum(drawing.span for drawing in row) + panel.span > 4:
@@ -269,7 +277,11 @@ def _rows(panels: Iterable[_Panel]) -> Iterator[list[_Panel]]:
 def _draw(
     panel: Any, shape: Shape, colors: tuple[str, ...], band: np.ndarray | None
 ) -> list[Any]:
-    """Draws a curve, or a point for each category, with its band."""
+    """Draws a curve, or a point for each category, with its confidence band.
+
+    `panel` are matplotlib's `Axes`, and `band` (2, m) is drawn where it is finite.
+    Returns the lines, one for each class, which the legend of `plot` names.
+    """
     panel.set_prop_cycle(color=colors)
     is_known = np.zeros(len(shape.grid), bool)
     if band is not None:
@@ -302,7 +314,7 @@ def dress(panel: Any, rule: str) -> None:
 
 
 def compact(number: float) -> str:
-    """Returns a number as a short text, such as "25k" for 25,000.
+    """Returns a number as a short text for an axis, such as "25k" for 25,000.
 
     Example:
         >>> compact(-25_000.0), compact(0.5), compact(3e9)

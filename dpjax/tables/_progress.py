@@ -35,7 +35,7 @@ class _Line:
                 self._handle.update(content, raw=True)
 
     def _content(self) -> dict[str, str]:
-        """Returns the line as text, and as HTML with a progress bar."""
+        """Returns stage, steps and seconds for IPython: text, and HTML with a bar."""
         stage, done, total = self.said
         if total is not None:
             stage += f", {done} of {total}"
@@ -59,6 +59,9 @@ _LINES: list[_Line] = []  # at most one line, because nested calls show none
 @contextlib.contextmanager
 def shown(name: str) -> Iterator[None]:
     """Shows progress in a notebook, within a `with` block or a decorated function.
+
+    `name` is the first stage in the line, which `say` changes. Nested calls show no
+    line.
 
     Example:
         >>> with shown("Fitting"):

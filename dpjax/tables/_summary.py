@@ -18,7 +18,9 @@ from dpjax.tables.io._untrusted import printable
 def units_matrix(centers: ArrayLike, scales: ArrayLike) -> np.ndarray:
     """Returns the matrix that turns weights of (x - center) / scale into weights of x.
 
-    The last weight is the intercept.
+    Models are fitted on standardized columns and shown in the user's units. `centers`
+    and `scales` are (d,), and the matrix is (d + 1, d + 1); the last weight is the
+    intercept.
 
     Example:
         >>> units_matrix([4.0], [2.0]) @ [6.0, 1.0]
@@ -35,8 +37,10 @@ def errors_of_sums(
 ) -> np.ndarray:
     """Returns standard errors (m,) of weighted sums of d estimates.
 
-    `matrix` (m, d) has the weights of the estimates in each sum. The error of a sum is
-    infinite if an estimate with a nonzero weight has an infinite error.
+    These are such sums as coefficients in a user's units. `matrix` (m, d) has the
+    weights of the estimates in each sum, whose errors (d,) have `correlations` (d, d).
+    The error of a sum is infinite if an estimate with a nonzero weight has an infinite
+    error.
 
     Example:
         >>> half = [[1.0, 0.5], [0.5, 1.0]]
@@ -91,7 +95,7 @@ class Summary:
 
     @property
     def rows(self) -> list[list[str]]:
-        """The cells of each coefficient."""
+        """Returns a line of texts for each coefficient, in the order of `header`."""
         rows = []
         numbers = self.coefficients, self.standard_errors, self.intervals
         for value, error, ends in zip(*numbers, strict=True):
@@ -103,7 +107,7 @@ class Summary:
 
     @property
     def sentences(self) -> list[str]:
-        """Sentences on what intervals cover and why some are infinite, then notes."""
+        """Returns sentences on what intervals cover and why some are infinite."""
         is_refused = np.isinf(self.standard_errors)
         notes = [
             "An interval is for the coefficient of the best predictor of this kind in "
@@ -135,7 +139,7 @@ class Summary:
         return [[name, *row] for name, row in zip(names, self.rows, strict=True)]
 
     def __str__(self) -> str:
-        """Returns the table as text, with the sentences and the guarantee below."""
+        """Returns title, coefficients, `sentences` and guarantee as plain text."""
         lines = [[printable(name), *row] for name, *row in self._lines]
         cells = [["", *self.header], *lines]
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
@@ -158,7 +162,7 @@ class Summary:
 
 
 def _factor(logarithm: float) -> str:
-    """Returns the exponential of `logarithm`, with enough digits to differ from 1.
+    """Returns exp(logarithm) as text for a table, with enough digits to differ from 1.
 
     Example:
         >>> _factor(2e-7), _factor(1.0), _factor(math.inf)

@@ -181,7 +181,7 @@ class Categorical:
         return self.encode(column).max(axis=1) > 0
 
     def encode(self, column: np.ndarray | Texts) -> np.ndarray:
-        """Returns the column as float32 of shape (n, number of categories)."""
+        """Returns one-hot float32 features (n, number of categories) of cells (n,)."""
         _require_column(column)
         if isinstance(column, Texts):
             cells, codes = column.distinct
@@ -242,7 +242,7 @@ def _number_of_category(cell: Any) -> int | float | None:
 
 
 def _category(cell: Any) -> int | float | str | None:
-    """Returns the number or text by which a cell is compared; None if missing."""
+    """Returns the number or text by which cells are compared; None if missing."""
     text = _texts.text_of(cell)
     if _texts.is_missing(text):
         return None

@@ -65,7 +65,7 @@ class Row(NamedTuple):
     high: float
 
     def __str__(self) -> str:
-        """Returns the value and its interval, rounded to digits that noise leaves."""
+        """Returns value and interval as text, rounded by the interval's width."""
         half = (self.high - self.low) / 2
         if not half < math.inf:
             return "hidden by noise"
@@ -127,7 +127,7 @@ class Description:
 
     @property
     def reading(self) -> str:
-        """Sentences on how to read the numbers."""
+        """Returns sentences that explain intervals, "(other)" and units of privacy."""
         text = f"In brackets: {100 * self.level:g} % intervals, of sampling and noise."
         if any(row.of == OTHER for row in self.rows):
             text += f" {OTHER}: cells in none of the listed categories, be it another "
@@ -139,7 +139,7 @@ class Description:
 
     @property
     def costs(self) -> list[Cost]:
-        """The cost of each part."""
+        """Returns the share of the budget and the epsilon of each released part."""
         size, once = self.sample_size or self.num_samples, Sampling(num_steps=1)
         given = self.privacy.epsilon, self.privacy.delta
         own = sample_budget(*given, num_samples=self.num_samples, sample_size=size)
@@ -152,9 +152,10 @@ class Description:
         return costs
 
     def tables(self) -> list[tuple[list[str], list[list[str]]]]:
-        """Returns headers and lines of a table for numbers and one for categories.
+        """Returns headers and lines of a table for numbers and of one for categories.
 
-        A table without lines is left out, and so are histograms.
+        Cells are texts to print. A table without lines is left out, and so are
+        histograms.
         """
         cells: dict[bool, dict[tuple[str, ...], dict[str, str]]] = {True: {}, False: {}}
         for row in self.rows:
@@ -175,7 +176,7 @@ class Description:
         return pages
 
     def content(self) -> dict[str, Any]:
-        """Returns the description for JSON; an infinite end is None."""
+        """Returns the description as a dictionary for JSON; an infinite end is None."""
         rows = [
             {k: x if isinstance(x, str) or math.isfinite(x) else None for k, x in cells}
             for cells in (row._asdict().items() for row in self.rows)
@@ -279,7 +280,7 @@ class Description:
 
 
 def numbers_of(description: Description) -> list[_pages.Block]:
-    """Returns how to read the numbers, their tables, and a picture if possible."""
+    """Returns blocks of a page: reading advice, tables, and a picture if possible."""
     blocks: list[_pages.Block] = [
         _pages.Text(
             f"{description.reading} Counts have noise, and then are moved to the "
@@ -319,7 +320,11 @@ def _draw_numbers(
     colors: tuple[str, ...],
     ink: str,
 ) -> None:
-    """Draws the histogram of each group, with points of its statistics below."""
+    """Draws a column of numbers: a histogram of each group, and statistics below it.
+
+    `panel` are matplotlib's `Axes`, `rows` the column's released numbers, `edges` the
+    ends of the bins, and `ink` is the color of intervals.
+    """
     groups = _by(rows, "group")[:_MOST_LINES]
     for place, (_, own) in enumerate(groups):
         bins = [row for row in own if row.statistic == "histogram"]
@@ -347,7 +352,11 @@ def _draw_numbers(
 def _draw_categories(
     panel: Any, rows: list[Row], colors: tuple[str, ...], ink: str, rule: str
 ) -> None:
-    """Draws the counts of categories, or with several groups their shares in each."""
+    """Draws the counts of a column's categories, or with groups the shares in each.
+
+    `panel` are matplotlib's `Axes`, `rows` the column's released numbers; `ink` is the
+    color of text, `rule` of the grid.
+    """
     groups = _by(rows, "group")
     statistic = "count" if len(groups) == 1 else "share"
     groups = groups[: len(_MARKERS) * len(colors)]

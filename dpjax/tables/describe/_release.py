@@ -162,8 +162,10 @@ def release(
 ) -> Description:
     """Releases a description of columns of one shape (n,), as `describe` does.
 
-    `place` may move the records of a table to public places, with zeros at places
-    without a record. Neighbors then differ in one place, and n is the number of places.
+    It checks no arguments; the command `dpjax describe` calls it with units of privacy.
+    For these `place` moves an array of a number for each record to public places, so
+    many for each unit, with zeros at places without a record. Neighbors then differ in
+    one place, and n is the number of places.
 
     The records may be a sample of m records, drawn without replacement from
     `num_samples` records. They are as independent as the records of the table, so n / m
@@ -262,7 +264,7 @@ class Budget(NamedTuple):
 
     @property
     def pair(self) -> dict[str, float]:
-        """Epsilon and delta that give a solver at least the noise `multiplier`."""
+        """Returns epsilon and delta for which a solver adds at least this noise."""
         # Delta is lowered if necessary, because with a multiplier of about 0.4 / delta
         # epsilon would be zero.
         delta = min(self.delta, 0.1 / self.multiplier)
@@ -297,7 +299,12 @@ class Groups(NamedTuple):
     def counted(
         self, cells: np.ndarray, num_cells: int, budget: Budget, key: Key
     ) -> tuple[np.ndarray, np.ndarray, float, float]:
-        """Releases (num_cells, G) counts, their errors, noise stddev and multiplier."""
+        """Releases counts (num_cells, G) of bins or categories in each of G groups.
+
+        `cells` (n,) has the index of each record's bin or category. Returns the counts,
+        their standard errors, the standard deviation of the noise, and the noise
+        multiplier.
+        """
         joint = np.where(self.codes < 0, np.nan, self.codes * num_cells + cells)
         total = len(self.names) * num_cells
         edges = np.arange(total + 1, dtype=np.float32) - 0.5
@@ -327,7 +334,7 @@ class Statistics(NamedTuple):
 
     @property
     def known(self) -> tuple[np.ndarray, float]:
-        """The number of cells with a number or a category, and its noise's variance."""
+        """Returns counts (G,) of cells that are not missing, and their variance."""
         # Numbers are counted twice, so that the counts are weighted by their variances.
         cells, variance = self.cells[: len(self.labels)], self.stddev**2
         total, variance = np.sum(cells, axis=0, dtype=float), len(cells) * variance
@@ -346,7 +353,7 @@ class Statistics(NamedTuple):
         return known + self.cells[-1], variance + self.stddev**2
 
     def divided(self, group: int, size: int) -> tuple[int, int]:
-        """Returns the numbers of known and missing cells in a group of `size` cells."""
+        """Returns the numbers of known and missing cells, which add up to `size`."""
         if self.counted is None:
             return size, 0
         (sizes, total), (known, variance) = self.size, self.known
@@ -359,7 +366,11 @@ class Statistics(NamedTuple):
 def _of_numbers(
     kind: Numeric, column: Column, groups: Groups, budget: Budget, key: Key
 ) -> Statistics:
-    """Releases counts, means, quantiles and a histogram of numbers in every group."""
+    """Releases counts, means, quantiles and a histogram of numbers in every group.
+
+    Cells (n,) without a number are missing, and numbers are clipped to the kind's
+    range. Gaussian mechanisms cost the `budget` together.
+    """
     mean_key, edge_key, count_key = _keys.split(key, 3)
     within, edges = kind.range, None
     if within[1] < math.inf:  # the edges of equal bins, if they differ
@@ -423,7 +434,7 @@ def _codes(kind: Categorical, column: Column) -> np.ndarray:
 
 
 def _bins(edges: tuple[float, ...]) -> list[str]:
-    """Returns the names of bins; the outer bins are open.
+    """Returns names of bins for `Row.of`, from their edges; the outer bins are open.
 
     Example:
         >>> _bins((0.0, 1.0, 2.5, 4.0))
@@ -456,6 +467,8 @@ def _sizes_of(
 def _divided(counts: np.ndarray, total: int) -> np.ndarray:
     """Returns the nearest nonnegative integers to `counts` that add up to `total`.
 
+    It makes noisy counts possible, and reads released and public numbers only.
+
     Example:
         >>> _divided(np.array([60, 44, -20]), 100)
         array([58, 42,  0])
@@ -485,7 +498,12 @@ def _rows_of(
     *,
     cells: np.ndarray | None = None,
 ) -> Iterator[Row]:
-    """Yields the rows of a column by groups; `scale` multiplies counts of a sample."""
+    """Yields the rows of a column's description from its releases, group by group.
+
+    `sizes` (G,) has the group sizes that the counts must add up to, and `cells` counts
+    that replace the column's own. Intervals reach `z` standard errors to either side,
+    and `scale` multiplies counts of a sample.
+    """
     in_table = (0, len(groups.codes)), scale
     shares, share_errors = _shares(release, groups.num_records)
     for group, (group_name, size) in enumerate(zip(groups.names, sizes, strict=True)):
@@ -521,7 +539,10 @@ def _rows_of(
 def _shares(
     release: Statistics, num_records: int | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns shares of counts (k, G) in their groups, and their standard errors."""
+    """Returns shares of categories (k, G) in their groups, and their standard errors.
+
+    `num_records` is the public size of a single group, else None. No privacy is spent.
+    """
     counts, stddev = release.cells, release.stddev
     if num_records is not None:
         return counts / num_records, release.errors / num_records

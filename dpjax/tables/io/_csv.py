@@ -67,7 +67,7 @@ def read_names(path: Path, text_format: TextFormat) -> list[str]:
 def read_chunks(
     path: Path, names: list[str], text_format: TextFormat
 ) -> Iterator[dict[str, Any]]:
-    """Yields the columns in `names` block by block, at least one block."""
+    """Yields the columns in `names` of some records at a time, at least once."""
     header, delimiter, blocks = _begin(path, text_format)
     if missing := set(names) - set(header):
         raise ValueError(f"its columns have changed: {missing} are not there")
@@ -81,7 +81,7 @@ def read_chunks(
 
 
 def survey(path: Path, text_format: TextFormat) -> Survey:
-    """Counts odd lines of a file, for the eyes of its owner only."""
+    """Returns counts of odd lines of a file, without privacy: for its owner only."""
     header, delimiter, blocks = _begin(path, text_format)
     counts, blank_at_end, last = Counter[str](), 0, ""
     for records in blocks:
@@ -106,7 +106,7 @@ def survey(path: Path, text_format: TextFormat) -> Survey:
 
 
 def _begin(path: Path, text_format: TextFormat) -> tuple[list[str], str, Iterator[Any]]:
-    """Returns the names, the delimiter, and the records in at least one block."""
+    """Returns the names of columns, the delimiter, and the records, in blocks."""
     import polars as pl
 
     # A first line such as "sep=;" names the delimiter, and is above the header.
@@ -128,7 +128,7 @@ def _begin(path: Path, text_format: TextFormat) -> tuple[list[str], str, Iterato
 
 
 def _names(header: str, delimiter: str) -> list[str]:
-    """Returns the names in a header line, none if all are empty."""
+    """Returns the column names in a header line, none if all are empty."""
     import polars as pl
 
     if _UNPRINTED.search(header):
@@ -186,7 +186,10 @@ def _opened(cells: Any, delimiter: str) -> Any:
 
 
 def _lines(path: Path, encoding: str | None, *, is_quoted: bool) -> Iterator[Any]:
-    """Yields blocks of lines, which are polars series of strings."""
+    """Yields blocks of lines of a text file, maybe of gzip, as series of polars.
+
+    `is_quoted` ignores the line ends in quotes when it looks for the kind of line end.
+    """
     import polars as pl
 
     is_zipped = path.suffix.lower() == ".gz"
@@ -218,7 +221,7 @@ def _lines(path: Path, encoding: str | None, *, is_quoted: bool) -> Iterator[Any
 
 
 def _codec(start: bytes, encoding: str | None) -> str:
-    """Returns the name of a file's codec, with the order of bytes for UTF-16."""
+    """Returns the file's codec, by `encoding` or else by its first bytes `start`."""
     codec = codecs.lookup(encoding or "utf-8").name
     # UTF-16 begins with a mark, or has a zero byte beside each ASCII letter.
     is_little = start[:2] == b"\xff\xfe" or start[1:2] == b"\0"
@@ -238,7 +241,7 @@ def _decoded(line: str, codec: str) -> str:
 
 
 def _joined(blocks: Iterator[Any]) -> Iterator[Any]:
-    """Joins lines into records; a record goes on while its number of quotes is odd."""
+    """Yields records, of lines that are joined while the number of quotes is odd."""
     import polars as pl
 
     rest = pl.Series([], dtype=pl.String)
@@ -266,6 +269,7 @@ def _without_first(blocks: Iterator[Any], count: int) -> Iterator[Any]:
 
 
 def _without_last(blocks: Iterator[Any], count: int) -> Iterator[Any]:
+    """Yields the blocks of lines without the last `count` lines, such as sums."""
     import polars as pl
 
     rest = pl.Series([], dtype=pl.String)

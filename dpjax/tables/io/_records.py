@@ -112,6 +112,7 @@ class Parquet:
     columns: PyTree
 
     def __post_init__(self):
+        """Checks that all files have the named columns, of numbers and one type."""
         names, paths = self._names, self._paths
         is_fine = bool(names) and all(isinstance(name, str) for name in names)
         rule = "a pytree of at least one name"
@@ -129,6 +130,7 @@ class Parquet:
         return int(self._starts[-1])
 
     def __getitem__(self, rows: Rows) -> PyTree:
+        """Returns the rows in the given order; reads each row group once."""
         if isinstance(rows, slice):
             numbers = np.arange(*rows.indices(len(self)))
         else:
@@ -202,7 +204,7 @@ def _parquet() -> Any:
 
 
 def _types(metadata: Any, names: list[str], path: Path) -> dict[str, Layout]:
-    """Returns the layout of each column, or raises `ValueError` without numbers."""
+    """Returns NumPy's type and shape of a value by column; raises if not numeric."""
     schema = metadata.schema.to_arrow_schema()
     types = {}
     for name in names:
@@ -232,7 +234,7 @@ def _numpy_type(arrow_type: Any) -> Layout | None:
 
 
 def _numbers(column: Any, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
-    """Returns a column's values, shape (n, *shape), with missing values filled in."""
+    """Returns an Arrow column as (n, *shape): NaN, 0 or False where it is missing."""
     missing = {"f": np.nan, "b": False}.get(dtype.kind, 0)
     array = column.combine_chunks() if hasattr(column, "chunks") else column
     if not shape:
@@ -393,7 +395,7 @@ def _rows_at(source: Records, rows: np.ndarray) -> PyTree:
 def _placed(
     num_rows: int, sharding: NamedSharding, read: Callable[[slice], PyTree]
 ) -> PyTree:
-    """Returns sharded arrays of `num_rows`; `read` returns the rows of one shard."""
+    """Returns sharded arrays of `num_rows`; `read` returns the rows of a shard."""
     places = sharding.addressable_devices_indices_map((num_rows,))
     shares = [
         jax.tree.map(partial(jax.device_put, device=device), read(rows))

@@ -110,7 +110,7 @@ def sample(
 
 
 def _layout(chunks: list[PyTree]) -> str:
-    """Returns paths, types and shapes of leaves, which all processes must share."""
+    """Returns paths, types and shapes of leaves, to compare them between processes."""
     arrays = [
         (jax.tree_util.keystr(path), np.asarray(leaf))
         for path, leaf in jax.tree_util.tree_leaves_with_path(chunks)
@@ -138,7 +138,10 @@ def _place(devices: _sharding.Devices) -> int:
 def _of_all(
     tags: np.ndarray, columns: list[np.ndarray], size: int, devices: _sharding.Devices
 ) -> list[Any]:
-    """Returns the rows with the smallest tags of all processes, the same on each."""
+    """Returns the rows with the smallest tags of all processes, the same on each.
+
+    Random `tags` (k, 2) and `columns` (k, ...) are of this process's own draw.
+    """
     # Tags are exchanged first, so that a process sends only rows that are drawn.
     every = _gathered(tags, devices)
     owners = np.repeat(np.arange(len(every)), [len(rows) for rows in every])
@@ -208,7 +211,7 @@ class Reservoir:
         self._num_rows = 0
 
     def add(self, columns: Sequence[Any], tags: np.ndarray) -> None:
-        """Adds the next rows, but not rows that cannot be in the sample."""
+        """Adds the next rows and their tags (k, 2); drops rows of too large tags."""
         part = [tags, *columns]
         if self._limit is not None:
             rows = np.flatnonzero(tags[:, 0] <= self._limit)

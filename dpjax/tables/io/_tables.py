@@ -38,7 +38,7 @@ _DECLARED |= {kind: kind for kind in ("text", "truth", "nested")}
 
 
 def column_names(path: Path, text_format: TextFormat = PLAIN) -> list[str]:
-    """Returns the names of a file's columns, without reading records."""
+    """Returns the column names of a file, or of a folder's files, without records."""
     names: list[str] = []
     for file in files_of(path):
         read_names, _ = _READERS[_suffix(file)]
@@ -125,7 +125,7 @@ def read_columns(
 def read_chunks(
     path: Path, names: list[str], text_format: TextFormat = PLAIN
 ) -> Iterator[dict[str, Column]]:
-    """Yields the columns as `read_columns` does, in one or more chunks of megabytes."""
+    """Yields columns by name as `read_columns` returns them, some records at a time."""
     for file in files_of(path):
         _, read = _READERS[_suffix(file)]
         with _readable(file):
@@ -152,7 +152,7 @@ def read_chunks(
 
 
 def joined(parts: Sequence[Column]) -> Column:
-    """Joins the parts of a column; the result is texts if one part is texts."""
+    """Returns a column of its parts in order; it is texts if any part is texts."""
     if len(parts) == 1:
         return parts[0]
     texts = [part for part in parts if isinstance(part, Texts)]
@@ -192,7 +192,7 @@ def frame_columns(frame: Any, names: list[str]) -> dict[str, Column]:
 
 
 def _frame_column(name: str, column: Any) -> Column:
-    """Returns the cells of a frame's column; refuses times, and keeps numbers exact."""
+    """Returns the cells of a frame's column, numbers exact; raises if it has times."""
     if isinstance(column, Texts):
         return column
     kind, polars = kind_of(column), sys.modules.get("polars")
@@ -254,7 +254,7 @@ def _parquet_names(path: Path, text_format: TextFormat) -> list[str]:
 def _read_parquet(
     path: Path, names: list[str], text_format: TextFormat
 ) -> Iterator[dict[str, Column]]:
-    """Yields chunks of rows of a Parquet file; refuses columns of dates or lists."""
+    """Yields columns of some rows of a Parquet file; raises for dates and lists."""
     import polars as pl
 
     with _parquet(path) as file:
@@ -284,7 +284,7 @@ def _parquet(path: Path) -> Any:
 
 
 def _parquet_kind(field: Any) -> str | None:
-    """Returns "nested", "truth" or "bytes", or else the result of `kind_of`."""
+    """Returns an Arrow field's kind: "nested", "truth", "bytes" or as `kind_of`."""
     from pyarrow import types
 
     if types.is_nested(field.type):
@@ -313,6 +313,7 @@ def _valid(cells: Any) -> Any:
 
 
 def _from_polars(pl: Any, cells: Any, text_format: TextFormat) -> Column:
+    """Returns a polars series as `Texts`, or as float64 if that keeps every number."""
     kind = cells.dtype
     if kind.is_integer() or kind.is_decimal():  # float64 would merge large numbers
         return Texts(cells.cast(pl.String), is_number=True)
@@ -331,6 +332,7 @@ def _npz_names(path: Path, text_format: TextFormat) -> list[str]:
 def _read_npz(
     path: Path, names: list[str], text_format: TextFormat
 ) -> Iterator[dict[str, Column]]:
+    """Yields the arrays of an NPZ file that are named, once, with texts as `Texts`."""
     columns: dict[str, Column] = {}
     with np.load(path, allow_pickle=False) as arrays:
         for name in names:

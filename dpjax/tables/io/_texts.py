@@ -58,6 +58,7 @@ class TextFormat:
     currency: str | None = None
 
     def __post_init__(self) -> None:
+        """Checks the form of numbers and the encoding, named as options of `dpjax`."""
         decimal, mark, currency = self.decimal, self.thousands, self.currency
         is_point = decimal in (".", ",")
         _validate.require(is_point, "--decimal", decimal, "a point or a comma")
@@ -77,7 +78,7 @@ class TextFormat:
         return (self.decimal, self.thousands, self.currency) == (".", None, None)
 
     def plain(self, cells: Any) -> Any:
-        """Returns a polars series of numbers in Python's notation; other cells null."""
+        """Returns texts with numbers in Python's notation; others null, or as read."""
         if self.has_plain_numbers:
             return cells
         import polars as pl
@@ -217,7 +218,7 @@ def float32_of(column: np.ndarray | Texts) -> np.ndarray:
 
 
 def number_of(cell: Any) -> float:
-    """Returns the number in a cell, or NaN; no cell raises an error."""
+    """Returns the number in a cell of any type, or NaN; no cell raises an error."""
     if isinstance(cell, str | bytes):
         return _number_of_text(text_of(cell))
     # From arrays and complex numbers NumPy would take a part, with a warning.

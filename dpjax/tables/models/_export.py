@@ -143,7 +143,11 @@ class Parts(NamedTuple):
 
 
 def parts_of(model: "Model", terms: Terms) -> Parts:
-    """Returns the parts of a model; requires finite weights, and names in UTF-8."""
+    """Returns the formula of a model, in parts that `sql_file` and `onnx_file` write.
+
+    `terms` are the model's numbers in NumPy. Weights that are not finite, and names
+    that are not in UTF-8 or have a NUL, raise `ValueError`.
+    """
     numbers = [terms.slopes, terms.heights]
     is_finite = all(np.isfinite(each).all() for each in numbers)
     _validate.require(is_finite, "params", numbers, "finite, of a model to export")
@@ -188,7 +192,11 @@ def parts_of(model: "Model", terms: Terms) -> Parts:
 def _ramps(
     terms: Terms, place: int, limit: float
 ) -> tuple[tuple[float, float, float], ...]:
-    """Returns the linear pieces of a curve, from one knot to the next."""
+    """Returns the linear pieces of a curve, from one knot to the next, for `Numbers`.
+
+    They are (low, high, rate) of the feature with the index `place`, up to `limit` or
+    the largest number to either side; low and high are in scales from the center.
+    """
     end = min(limit, LARGEST if terms.knots else _FARTHEST)
     knots = terms.knots if place in terms.smooth else ()
     ends = [-end, *(float(knot) for knot in knots if -end < knot < end), end]
@@ -201,9 +209,9 @@ def _ramps(
 
 
 def _levels(name: str, kind: Numeric | Categorical, weights: list[float]) -> Levels:
-    """Returns what a model adds for each text and number that names a category.
+    """Returns weights of a column by the texts and numbers that name its categories.
 
-    The weights are in the order of the kind's features, one for each category.
+    Weights begin with those of the kind's features, one for each category.
     """
     spellings = {text: weights[at] for text, at in _spellings(kind).items()}
     levels = Levels(name, spellings, {}, {}, {})
@@ -245,7 +253,7 @@ def _spellings(kind: Numeric | Categorical) -> dict[str, int]:
 
 
 def sql_file(parts: Parts) -> bytes:
-    """Returns the expression, in the SQL that SQLite and DuckDB share."""
+    """Returns an SQL expression of the prediction for SQLite and DuckDB, in UTF-8."""
     names = [*parts.inputs]
     is_fine = len({name.casefold() for name in names}) == len(names)
     _validate.require(is_fine, "columns", names, "names that differ in any case in SQL")
@@ -303,7 +311,7 @@ def _is_by_value(part: Numbers | Levels) -> bool:
 
 
 def _added(part: Numbers | Levels, place: int) -> str:
-    """Returns the contribution of a column to the score, in SQL."""
+    """Returns SQL for the term of a column, which is x3 or k3 in it if `place` is 3."""
     x = f"x{place}"
     if isinstance(part, Levels):
         return _of_category(part, place)
@@ -333,7 +341,7 @@ def _added(part: Numbers | Levels, place: int) -> str:
 
 
 def _of_category(part: Levels, place: int) -> str:
-    """Returns SQL for the weight of a cell's category, or zero if it is in none."""
+    """Returns SQL for the weight of the category in column `place`, else 0."""
     is_text = f"k{place} = " if _is_by_value(part) else f"t{place} = "
     is_value = f"x{place} = "
     cases = []
@@ -369,7 +377,7 @@ def _quoted(text: str, mark: str) -> str:
 
 
 def onnx_file(parts: Parts) -> bytes:
-    """Returns an ONNX graph with an input of shape (n,) for each column, one output."""
+    """Returns an ONNX graph that predicts, with an input (n,) for each column."""
     try:
         from onnx import TensorProto, checker, helper
     except ImportError as error:
@@ -439,7 +447,7 @@ class _Graph:
         return self.node("Min", above, self.constant(high))
 
     def added(self, part: Numbers | Levels) -> str:
-        """Returns the term of a column, minus its value at the center."""
+        """Adds nodes for a column's term, less `at_center`; returns their output."""
         node, constant = self.node, self.constant
         if isinstance(part, Levels):
             return self._of_category(part)
@@ -472,7 +480,7 @@ class _Graph:
 
 
 def _odd_cells(part: Levels) -> str:
-    """Returns a pattern of texts that may be another spelling of a category."""
+    """Returns a pattern of texts that may be other spellings of a category."""
     blank = "".join(rf"\x{{{ord(character):x}}}" for character in _BLANKS)
     odd = [f"[{blank}]+[^{blank}].*", f".*[^{blank}][{blank}]+"]
     if part.numbers:

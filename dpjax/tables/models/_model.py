@@ -96,7 +96,7 @@ class Model:
     correlations: np.ndarray | None = None
 
     def __post_init__(self) -> None:
-        """Checks the parts, and leaves those that need JAX to be made on first use."""
+        """Checks that the fields fit; those of JAX in a file are made on first use."""
         _validate.choice(_terms.Link, link=self.link)
         is_amount = not self.target.categories and self.target.center == 0
         is_fine = is_amount if self.link == "log" else self.exposure is None
@@ -184,10 +184,11 @@ class Model:
         return self.predict_columns(self.read(table))
 
     def read(self, table: Any) -> Mapping[str, _tables.Column]:
-        """Returns the columns of a table that the model reads, as `predict` does.
+        """Returns the columns of a table that the model reads, for `predict_columns`.
 
-        A model that predicts a constant reads no column. For such a model the first
-        column is returned, which tells the number of records.
+        `table` is as for `predict`. A model that predicts a constant reads no column.
+        For such a model the first column is returned, which tells the number of
+        records.
         """
         path = Path(table) if isinstance(table, str | os.PathLike) else None
         names = _tables.column_names(path) if path else _tables.frame_names(table)
@@ -202,7 +203,7 @@ class Model:
         return _tables.frame_columns(table, wanted)
 
     def predict_columns(self, columns: Mapping[str, _tables.Column]) -> np.ndarray:
-        """Predicts the target of every record from the columns that `read` returns."""
+        """Returns `predict`'s float64 (n,) from the columns that `read` returns."""
         features = np.ones((len(next(iter(columns.values()))), 1), np.float32)
         if self.columns:
             features = np.hstack([encode(columns, self.columns)[0], features])
@@ -239,13 +240,13 @@ class Model:
         return write(_export.parts_of(self, self._numbers))
 
     def coefficients(self) -> dict[str, float]:
-        """Returns the weight of every feature in the units of its column.
+        """Returns the weight of every feature, by name, in the units of its column.
 
         A weight is the change of the target (or of the log odds, or of the logarithm of
-        the mean) if a numeric column grows by one within its limit, or a column has the
-        category. The intercept is the value if all numeric columns are zero, no column
-        has a listed category, and the exposure is one. An additive model raises
-        `ValueError`.
+        the mean) if a numeric column grows by one within the limit to which cells are
+        clipped, or a column has the category. "intercept" is the value if all numeric
+        columns are zero, no column has a listed category, and the exposure is one. An
+        additive model raises `ValueError`.
         """
         rule = "weights; an additive model has shapes"
         _validate.require(not self._numbers.knots, "params", "curves", rule)
@@ -442,7 +443,12 @@ def _model(
     errors: Mapping[str, np.ndarray],
     content: Mapping[str, Any],
 ) -> Model:
-    """Returns the model of a file's arrays and content, whose types it checks."""
+    """Returns the model of a file's arrays and JSON content, for `load_model`.
+
+    `errors` has the arrays of standard errors and correlations, if there are any. The
+    file may come from a stranger: values of a wrong type raise `ValueError` or
+    `KeyError`.
+    """
     target, privacy, columns, versions = (
         of_type(dict, name, content[name])
         for name in ("target", "privacy", "columns", "versions")
@@ -493,6 +499,7 @@ def _text(content: Mapping[str, Any], name: str) -> str:
 
 
 def _kind(content: Any) -> Numeric | Categorical:
+    """Returns the kind of a column from its JSON in a model's file; checks types."""
     of_type(dict, "column", content)
     if "categories" in content:
         names = of_type(list, "categories", content["categories"])

@@ -107,7 +107,11 @@ class Release:
     def __call__(
         self, sums: np.ndarray, sensitivity: float
     ) -> tuple[np.ndarray, float]:
-        """Returns the noisy sums, and the standard deviation of the noise."""
+        """Returns the noisy sums, and the standard deviation of the noise.
+
+        `sums` are integers in float64, of any shape, that replacing a record changes by
+        at most `sensitivity` in the l2 norm. A release can be called twice.
+        """
         stddev = self.multiplier * sensitivity * _RAISED
         # The unit is the finest in which the noise is not above the largest draw.
         bits = math.floor(math.log2(_LARGEST_STDDEV / max(stddev, 1e-300)))
@@ -228,7 +232,13 @@ def _of_numbers(
     scale: float,
     is_end: np.ndarray | None,
 ) -> PrivateScores:
-    """Releases quantiles of errors, then means of both, clipped to them."""
+    """Releases scores of a model that predicts numbers, for `private_scores`.
+
+    Arguments are as there; `other` has the constant's or the other model's scores, or
+    is None for zero. The first mechanism releases quantiles of absolute errors. Three
+    times the 90th percentile, or a tail quantile, is the bound to which the second
+    mechanism clips the errors and losses that it averages.
+    """
     kind, unit, factor = "loss", f"target in units of {scale:g}", 1.0
     # With a log link the deviance, twice the loss above its least, is the usual score.
     if isinstance(loss, LogLink):
@@ -284,7 +294,9 @@ def _of_errors(
 ) -> tuple[list[Measure], list[float], list[float], float]:
     """Releases quantiles of absolute errors, shape (2, n), of a model and a constant.
 
-    Returns also the bounds of errors and of losses, and the number of known targets.
+    Errors are in units of `scale`, and count where the target `is_known`, shape (n,).
+    Returns measures; bounds of the errors and bounds of the losses of both, to which
+    `_of_numbers` clips the terms of means; and the noisy number of known targets.
 
     Sensitivity:
         2, of two histograms, replace-one.
@@ -345,8 +357,9 @@ def _means(
 ) -> tuple[list[list[Interval]], Interval | None]:
     """Releases means of k/2 terms, shape (2, n), each row clipped to [0, its bound].
 
-    Means, and the share of `is_end`, are over the `is_known` records, of which `seen`
-    is the released number.
+    A term, such as the losses, has a row for the model and a row for the constant, with
+    two bounds. Means, and the share of the records with `is_end` (also returned, or
+    None), are over the `is_known` records, of which `seen` is the released number.
 
     Sensitivity:
         1000 sqrt(k) of the k sums of whole numbers from 0 to 1000, replace-one; with
@@ -393,10 +406,12 @@ def _excess(loss: LinearLoss, scores: jax.Array, targets: ArrayLike) -> jax.Arra
 def _of_labels(
     release: Release, scores: np.ndarray, targets: np.ndarray, beside: np.ndarray | None
 ) -> tuple[list[Measure], list[tuple[float, float, Interval]], np.ndarray, float]:
-    """Releases counts of (label, bin of the probability), and of missing labels.
+    """Releases scores of a model of two labels, from noisy counts of its probabilities.
 
-    Returns measures, the calibration, the scores of the comparison, and the number of
-    records with a label.
+    The counts are of (label, bin of the probability), and of missing labels. `scores`
+    are log odds (n,), `targets` are positive for the positive label and NaN if missing,
+    and `beside` is as for `private_scores`. Returns measures, the calibration, the
+    scores of the comparison, and the noisy number of records with a label.
 
     Sensitivity:
         sqrt 2, replace-one, and 2 with the counts of another model.
@@ -456,16 +471,16 @@ def _of_labels(
 def _of_classes(
     release: Release, scores: np.ndarray, targets: np.ndarray, beside: np.ndarray | None
 ) -> tuple[list[Measure], list, np.ndarray, float]:
-    """Releases counts of (label, whether it is predicted) for several classes.
+    """Releases scores of a model of K classes, from counts of (label, is it predicted).
 
     Releases also, for each class, counts of (whether it is the label, bin of its
-    probability), for the area under the ROC curve of one class against the rest. A
-    record is in one count of the first kind, in units of w, and in K of the second. So
-    the l2 sensitivity is sqrt(2 w^2 + 2 K), and with another model sqrt(2) times as
-    much; with w about sqrt(K) each kind has half of the budget.
+    probability), for the area under the ROC curve of a class against the rest. A record
+    is in one count of the first kind, in units of w, and in K of the second. So the l2
+    sensitivity is sqrt(2 w^2 + 2 K), and with another model sqrt(2) times as much; with
+    w about sqrt(K) each kind has half of the budget.
 
-    Returns measures, no calibration, the scores of the comparison, and the number of
-    records with a class.
+    `scores` are log probabilities (n, K), and `targets` indices of classes. Returns as
+    `_of_labels` does, with an empty calibration.
     """
     num_samples, num_classes = scores.shape
     is_known = _is_class(targets, num_classes)
@@ -549,7 +564,7 @@ def _within_one(interval: Interval) -> Interval:
 
 
 def _random_bytes_of(key: Key) -> RandomBytes:
-    """Returns a source of random bytes, which is as secret as the key."""
+    """Returns a source of random bytes for exact noise, as secret as the key."""
     left = b""
 
     def random_bytes(count: int) -> bytes:
@@ -569,7 +584,12 @@ def interval_of(
     num_samples: int,
     stddev: float,
 ) -> Interval:
-    """Returns a statistic of released counts, with bounds; it costs no privacy."""
+    """Returns a statistic of noisy counts and its 95 per cent interval, for free.
+
+    It reads released numbers only. `stddev` is that of the noise in each count, of
+    `num_samples` records (public). The interval covers noise and sampling, for a
+    `Measure`.
+    """
     # The bounds are from a parametric bootstrap with the released counts as shares.
     rng = np.random.default_rng(0)
     # Counts that are mostly noise are set to zero. Clipped at zero, many of them would

@@ -38,7 +38,7 @@ class Terms(NamedTuple):
         return cls(*arrays, curves.knots, curves.smooth)
 
     def scores(self, features: np.ndarray) -> np.ndarray:
-        """Returns the sum of all terms for features (n, d), float64 of shape (n,)."""
+        """Returns the model's scores of encoded features (n, d), float64 (n,)."""
         slopes = np.asarray(self.slopes, np.float64)
         if not self.knots:
             return features @ slopes
@@ -94,9 +94,11 @@ class Statement(NamedTuple):
 
 
 def bending_features(columns: Mapping[str, Numeric | Categorical]) -> list[int]:
-    """Returns the indices of the features that may have a curve.
+    """Returns the indices of the features that may have a curve in an additive model.
 
-    These are numeric features with a limit above one scale; flags stay linear.
+    `columns` are the kinds of a model's columns, in order. Numeric features with a
+    limit above one scale may have a curve; others, such as flags and categories, stay
+    linear.
 
     Example:
         >>> bending_features({"town": Categorical(("Ghent", "Lier")), "age": Numeric()})
@@ -107,7 +109,12 @@ def bending_features(columns: Mapping[str, Numeric | Categorical]) -> list[int]:
 
 
 def check_curves(curves: "Curves | Terms", numbers: list[int]) -> None:
-    """Requires curves of numeric features, each with a height for each knot."""
+    """Requires that a model's curves, often from a file, fit its features.
+
+    Each curve must be of another feature in `numbers`, the indices of the features that
+    may have a curve, and have a finite height for each knot. Else it raises
+    `ValueError`.
+    """
     smooth, knots, heights = curves.smooth, curves.knots, np.asarray(curves.heights)
     index, shape = len(curves.slopes) - 1, (len(smooth), len(knots))
     intercept = getattr(curves, "intercept", index)
@@ -124,7 +131,7 @@ def check_curves(curves: "Curves | Terms", numbers: list[int]) -> None:
 
 
 def check_errors(size: int, errors: Any, correlations: Any) -> None:
-    """Requires positive standard errors of `size` weights, and their correlations."""
+    """Requires positive standard errors (size,) of weights, and finite correlations."""
     errors, pairs = np.asarray(errors), np.asarray(correlations)
     is_pairs = pairs.shape == 2 * (size,) and pairs.dtype.kind == "f"
     is_pairs = is_pairs and bool(np.all(np.isfinite(pairs)))
