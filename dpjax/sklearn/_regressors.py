@@ -134,7 +134,8 @@ class Regressor(RegressorMixin, _linear.LinearEstimator):
 
     @_progress.shown("reading the records")
     def _fit(self, X: Any, y: Any, sample_weight: Any, exposure: Any = None) -> Self:
-        """Releases the target's unit, and fits scores with the rest of the budget."""
+        """Releases the target's unit, and fits a model with the rest of the budget."""
+        # Arguments are as for `WithExposure.fit`; each fit for numbers ends up here.
         features, epsilon, delta, key = self._check(X)
         loss = self._loss()
         if exposure is not None and not loss.has_log_link:
@@ -382,7 +383,8 @@ class WithExposure(Regressor):
         return self._fit(X, y, sample_weight, exposure)
 
     def _means(self, logarithms: np.ndarray, unit: Unit, exposure: Any) -> np.ndarray:
-        """Returns means for `exposure` (n,) from log means for the largest exposure."""
+        """Returns means (n,) in the target's unit, for `exposure` as in `predict`."""
+        # `logarithms` (n,) are those of means for the largest exposure.
         low, high = log_means(self._loss(), unit.scale)
         means = np.exp(np.clip(logarithms, low, high))
         if exposure is None:

@@ -257,7 +257,7 @@ def set_mean_weight(model: Any, stats: Mapping[str, Any], num_samples: int) -> N
 
 
 def key_of(random_state: Any) -> Key:
-    """Returns a JAX key of the operating system's randomness, or of an int."""
+    """Returns the key that `random_state` asks for, by default a secret key."""
     if isinstance(random_state, str) and random_state == "chacha20":
         return secret_key()
     if random_state is None:

@@ -244,11 +244,8 @@ class _Panel(NamedTuple):
 
     @classmethod
     def of(cls, name: Any, shape: Shape, band: np.ndarray | None) -> "_Panel":
-        """Returns the panel of a shape; of many names it has those of largest value.
-
-        `name` is the column's, and `band` the ends of a confidence band, (2, m), or
-        None.
-        """
+        """Returns the panel of a shape; of many names it has those of largest value."""
+        # `name` is the column's, and `band` the ends of a confidence band, (2, m).
         num, title = len(shape.grid), short(name, 40)
         if shape.grid.dtype.kind == "f":
             return cls(title, shape, band=band)
@@ -264,7 +261,7 @@ class _Panel(NamedTuple):
 
 
 def _rows(panels: Iterable[_Panel]) -> Iterator[list[_Panel]]:
-    """Yields lists of panels, the rows of a figure of at most four columns."""
+    """Yields the rows of a figure: lists of panels that fill at most four columns."""
     row: list[_Panel] = []
     for panel in panels:
         if row and sum(drawing.span for drawing in row) + panel.span > 4:
@@ -277,11 +274,9 @@ def _rows(panels: Iterable[_Panel]) -> Iterator[list[_Panel]]:
 def _draw(
     panel: Any, shape: Shape, colors: tuple[str, ...], band: np.ndarray | None
 ) -> list[Any]:
-    """Draws a curve, or a point for each category, with its confidence band.
-
-    `panel` are matplotlib's `Axes`, and `band` (2, m) is drawn where it is finite.
-    Returns the lines, one for each class, which the legend of `plot` names.
-    """
+    """Draws a curve, or a point for each category, with its confidence band."""
+    # `panel` are matplotlib's `Axes`, and `band` (2, m) is drawn where it is finite.
+    # Returns the lines, a line for each class, which the legend of `plot` names.
     panel.set_prop_cycle(color=colors)
     is_known = np.zeros(len(shape.grid), bool)
     if band is not None:

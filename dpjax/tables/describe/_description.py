@@ -320,11 +320,9 @@ def _draw_numbers(
     colors: tuple[str, ...],
     ink: str,
 ) -> None:
-    """Draws a column of numbers: a histogram of each group, and statistics below it.
-
-    `panel` are matplotlib's `Axes`, `rows` the column's released numbers, `edges` the
-    ends of the bins, and `ink` is the color of intervals.
-    """
+    """Draws a column of numbers: a histogram of each group, and statistics below it."""
+    # `panel` are matplotlib's `Axes`, `rows` the released numbers of the column,
+    # `edges` the edges of its bins, and `ink` is the color of a bin's interval.
     groups = _by(rows, "group")[:_MOST_LINES]
     for place, (_, own) in enumerate(groups):
         bins = [row for row in own if row.statistic == "histogram"]
@@ -352,11 +350,9 @@ def _draw_numbers(
 def _draw_categories(
     panel: Any, rows: list[Row], colors: tuple[str, ...], ink: str, rule: str
 ) -> None:
-    """Draws the counts of a column's categories, or with groups the shares in each.
-
-    `panel` are matplotlib's `Axes`, `rows` the column's released numbers; `ink` is the
-    color of text, `rule` of the grid.
-    """
+    """Draws the counts of a column's categories, or with groups the shares in each."""
+    # `panel` are matplotlib's `Axes`, `rows` the released numbers of the column; `ink`
+    # is the color of text, and `rule` of the grid.
     groups = _by(rows, "group")
     statistic = "count" if len(groups) == 1 else "share"
     groups = groups[: len(_MARKERS) * len(colors)]

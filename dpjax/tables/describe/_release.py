@@ -231,7 +231,7 @@ def guarantee(num_samples: int, epsilon: float, delta: float) -> PrivacyGuarante
 
 
 def check(schema: Mapping[str, Kind], by: str | None) -> None:
-    """Requires kinds of columns, categories of `by`, and few counts in each column."""
+    """Requires known kinds, categories of `by`, and at most 2^20 counts a column."""
     _validate.require(len(schema) > 0, "schema", schema, "at least one column long")
     kinds = _kinds_of(schema)
     for name, kind in kinds.items():
@@ -353,7 +353,7 @@ class Statistics(NamedTuple):
         return known + self.cells[-1], variance + self.stddev**2
 
     def divided(self, group: int, size: int) -> tuple[int, int]:
-        """Returns the numbers of known and missing cells, which add up to `size`."""
+        """Returns known and missing cells of a group, moved to add up to its `size`."""
         if self.counted is None:
             return size, 0
         (sizes, total), (known, variance) = self.size, self.known
@@ -366,11 +366,9 @@ class Statistics(NamedTuple):
 def _of_numbers(
     kind: Numeric, column: Column, groups: Groups, budget: Budget, key: Key
 ) -> Statistics:
-    """Releases counts, means, quantiles and a histogram of numbers in every group.
-
-    Cells (n,) without a number are missing, and numbers are clipped to the kind's
-    range. Gaussian mechanisms cost the `budget` together.
-    """
+    """Releases counts, means, quantiles and a histogram of numbers in every group."""
+    # Cells (n,) without a number are missing, and numbers are clipped to the kind's
+    # range. All releases together cost the budget.
     mean_key, edge_key, count_key = _keys.split(key, 3)
     within, edges = kind.range, None
     if within[1] < math.inf:  # the edges of equal bins, if they differ
@@ -448,7 +446,7 @@ def _bins(edges: tuple[float, ...]) -> list[str]:
 def _sizes_of(
     groups: Groups, releases: Sequence[Statistics], own: Statistics | None
 ) -> np.ndarray:
-    """Returns the number of records in each group, integers of shape (G,)."""
+    """Returns agreed numbers of records in G groups, integers of shape (G,)."""
     # Every column with these groups, and the column of groups itself (`own`), has noisy
     # sizes, which are averaged with inverse variances as weights.
     counts = [release.size for release in releases]
@@ -539,10 +537,8 @@ def _rows_of(
 def _shares(
     release: Statistics, num_records: int | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns shares of categories (k, G) in their groups, and their standard errors.
-
-    `num_records` is the public size of a single group, else None. No privacy is spent.
-    """
+    """Returns shares of k categories in G groups, and their standard errors."""
+    # `num_records` is the public size of a single group, else None.
     counts, stddev = release.cells, release.stddev
     if num_records is not None:
         return counts / num_records, release.errors / num_records

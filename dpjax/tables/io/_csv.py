@@ -67,7 +67,7 @@ def read_names(path: Path, text_format: TextFormat) -> list[str]:
 def read_chunks(
     path: Path, names: list[str], text_format: TextFormat
 ) -> Iterator[dict[str, Any]]:
-    """Yields the columns in `names` of some records at a time, at least once."""
+    """Yields columns of a CSV file, by name and as `Texts`, some records at a time."""
     header, delimiter, blocks = _begin(path, text_format)
     if missing := set(names) - set(header):
         raise ValueError(f"its columns have changed: {missing} are not there")
@@ -81,7 +81,7 @@ def read_chunks(
 
 
 def survey(path: Path, text_format: TextFormat) -> Survey:
-    """Returns counts of odd lines of a file, without privacy: for its owner only."""
+    """Counts a file's odd lines, such as blank ones, for its owner: without privacy."""
     header, delimiter, blocks = _begin(path, text_format)
     counts, blank_at_end, last = Counter[str](), 0, ""
     for records in blocks:
@@ -106,7 +106,7 @@ def survey(path: Path, text_format: TextFormat) -> Survey:
 
 
 def _begin(path: Path, text_format: TextFormat) -> tuple[list[str], str, Iterator[Any]]:
-    """Returns the names of columns, the delimiter, and the records, in blocks."""
+    """Returns names of columns, the delimiter, and the records as blocks of lines."""
     import polars as pl
 
     # A first line such as "sep=;" names the delimiter, and is above the header.
@@ -128,7 +128,7 @@ def _begin(path: Path, text_format: TextFormat) -> tuple[list[str], str, Iterato
 
 
 def _names(header: str, delimiter: str) -> list[str]:
-    """Returns the column names in a header line, none if all are empty."""
+    """Returns the column names in a header line, [] if all of them are empty."""
     import polars as pl
 
     if _UNPRINTED.search(header):
@@ -186,10 +186,8 @@ def _opened(cells: Any, delimiter: str) -> Any:
 
 
 def _lines(path: Path, encoding: str | None, *, is_quoted: bool) -> Iterator[Any]:
-    """Yields blocks of lines of a text file, maybe of gzip, as series of polars.
-
-    `is_quoted` ignores the line ends in quotes when it looks for the kind of line end.
-    """
+    """Yields blocks of lines of a text file, maybe of gzip, as series of polars."""
+    # With `is_quoted` the first line end outside of quotes is the file's line end.
     import polars as pl
 
     is_zipped = path.suffix.lower() == ".gz"
@@ -241,7 +239,7 @@ def _decoded(line: str, codec: str) -> str:
 
 
 def _joined(blocks: Iterator[Any]) -> Iterator[Any]:
-    """Yields records, of lines that are joined while the number of quotes is odd."""
+    """Yields blocks of records: lines, joined until their number of quotes is even."""
     import polars as pl
 
     rest = pl.Series([], dtype=pl.String)

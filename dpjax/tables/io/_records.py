@@ -204,7 +204,7 @@ def _parquet() -> Any:
 
 
 def _types(metadata: Any, names: list[str], path: Path) -> dict[str, Layout]:
-    """Returns NumPy's type and shape of a value by column; raises if not numeric."""
+    """Returns type and shape of a value of each column; raises if it is no number."""
     schema = metadata.schema.to_arrow_schema()
     types = {}
     for name in names:
@@ -220,7 +220,7 @@ def _types(metadata: Any, names: list[str], path: Path) -> dict[str, Layout]:
 
 
 def _numpy_type(arrow_type: Any) -> Layout | None:
-    """Returns the NumPy type and shape of a value, or None if it is not numeric."""
+    """Returns NumPy's type and shape of a value of an Arrow type; None if no number."""
     import pyarrow as pa
 
     if not isinstance(arrow_type, pa.DataType):
@@ -234,7 +234,7 @@ def _numpy_type(arrow_type: Any) -> Layout | None:
 
 
 def _numbers(column: Any, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
-    """Returns an Arrow column as (n, *shape): NaN, 0 or False where it is missing."""
+    """Returns an Arrow column as (n, *shape), NaN, 0 or False where it is missing."""
     missing = {"f": np.nan, "b": False}.get(dtype.kind, 0)
     array = column.combine_chunks() if hasattr(column, "chunks") else column
     if not shape:
@@ -381,7 +381,7 @@ def batches(
 
 
 def _rows_at(source: Records, rows: np.ndarray) -> PyTree:
-    """Returns records by number, read in the order of the file; zeros for -1."""
+    """Returns the records with the numbers `rows` (k,), in this order; zeros for -1."""
     places = np.argsort(rows, kind="stable")[np.count_nonzero(rows < 0) :]
 
     def placed(x: np.ndarray) -> np.ndarray:
@@ -395,7 +395,7 @@ def _rows_at(source: Records, rows: np.ndarray) -> PyTree:
 def _placed(
     num_rows: int, sharding: NamedSharding, read: Callable[[slice], PyTree]
 ) -> PyTree:
-    """Returns sharded arrays of `num_rows`; `read` returns the rows of a shard."""
+    """Returns sharded arrays of `num_rows`; `read` loads the rows of a shard."""
     places = sharding.addressable_devices_indices_map((num_rows,))
     shares = [
         jax.tree.map(partial(jax.device_put, device=device), read(rows))

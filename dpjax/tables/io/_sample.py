@@ -110,7 +110,7 @@ def sample(
 
 
 def _layout(chunks: list[PyTree]) -> str:
-    """Returns paths, types and shapes of leaves, to compare them between processes."""
+    """Returns types and shapes of records' leaves as text, for processes to compare."""
     arrays = [
         (jax.tree_util.keystr(path), np.asarray(leaf))
         for path, leaf in jax.tree_util.tree_leaves_with_path(chunks)
@@ -138,10 +138,8 @@ def _place(devices: _sharding.Devices) -> int:
 def _of_all(
     tags: np.ndarray, columns: list[np.ndarray], size: int, devices: _sharding.Devices
 ) -> list[Any]:
-    """Returns the rows with the smallest tags of all processes, the same on each.
-
-    Random `tags` (k, 2) and `columns` (k, ...) are of this process's own draw.
-    """
+    """Returns the rows with the smallest tags of all processes, the same on each."""
+    # `tags` (k, 2) are random, and with `columns` (k, ...) of this process's own draw.
     # Tags are exchanged first, so that a process sends only rows that are drawn.
     every = _gathered(tags, devices)
     owners = np.repeat(np.arange(len(every)), [len(rows) for rows in every])
@@ -155,7 +153,7 @@ def _of_all(
 
 
 def _gathered(own: np.ndarray, devices: _sharding.Devices) -> list[np.ndarray]:
-    """Returns the arrays (k, ...) of all processes, each with a k of its own."""
+    """Returns the arrays (k, ...) of all processes, in order; all must call it."""
     # The exchange is in bytes, padded to one length, because JAX narrows types.
     count = np.array([len(own)], np.int64).view(np.uint8)
     counts = _sharding.rows_of_all(count, devices).view(np.int64)[:, 0].tolist()
@@ -211,7 +209,7 @@ class Reservoir:
         self._num_rows = 0
 
     def add(self, columns: Sequence[Any], tags: np.ndarray) -> None:
-        """Adds the next rows and their tags (k, 2); drops rows of too large tags."""
+        """Adds the next rows with tags (k, 2), unless they cannot be in the sample."""
         part = [tags, *columns]
         if self._limit is not None:
             rows = np.flatnonzero(tags[:, 0] <= self._limit)

@@ -152,7 +152,7 @@ def read_chunks(
 
 
 def joined(parts: Sequence[Column]) -> Column:
-    """Returns a column of its parts in order; it is texts if any part is texts."""
+    """Returns a column from its parts in order; it is texts if any part is texts."""
     if len(parts) == 1:
         return parts[0]
     texts = [part for part in parts if isinstance(part, Texts)]

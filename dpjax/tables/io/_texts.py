@@ -58,7 +58,7 @@ class TextFormat:
     currency: str | None = None
 
     def __post_init__(self) -> None:
-        """Checks the form of numbers and the encoding, named as options of `dpjax`."""
+        """Checks the form of numbers and the encoding; errors name the options."""
         decimal, mark, currency = self.decimal, self.thousands, self.currency
         is_point = decimal in (".", ",")
         _validate.require(is_point, "--decimal", decimal, "a point or a comma")
@@ -78,7 +78,8 @@ class TextFormat:
         return (self.decimal, self.thousands, self.currency) == (".", None, None)
 
     def plain(self, cells: Any) -> Any:
-        """Returns texts with numbers in Python's notation; others null, or as read."""
+        """Returns a series of polars with numbers in Python's notation, else null."""
+        # If numbers are in this notation already, other cells stay, and are not null.
         if self.has_plain_numbers:
             return cells
         import polars as pl

@@ -192,11 +192,9 @@ def parts_of(model: "Model", terms: Terms) -> Parts:
 def _ramps(
     terms: Terms, place: int, limit: float
 ) -> tuple[tuple[float, float, float], ...]:
-    """Returns the linear pieces of a curve, from one knot to the next, for `Numbers`.
-
-    They are (low, high, rate) of the feature with the index `place`, up to `limit` or
-    the largest number to either side; low and high are in scales from the center.
-    """
+    """Returns the linear pieces (low, high, rate) of a curve, for `Numbers`."""
+    # The curve is that of feature number `place`. Pieces reach from -limit to limit, or
+    # to the largest number if there is no limit, in scales from the center.
     end = min(limit, LARGEST if terms.knots else _FARTHEST)
     knots = terms.knots if place in terms.smooth else ()
     ends = [-end, *(float(knot) for knot in knots if -end < knot < end), end]
@@ -209,10 +207,8 @@ def _ramps(
 
 
 def _levels(name: str, kind: Numeric | Categorical, weights: list[float]) -> Levels:
-    """Returns weights of a column by the texts and numbers that name its categories.
-
-    Weights begin with those of the kind's features, one for each category.
-    """
+    """Returns weights of a column by the texts and numbers that name its categories."""
+    # `weights` begin with those of the kind's features, a weight for each category.
     spellings = {text: weights[at] for text, at in _spellings(kind).items()}
     levels = Levels(name, spellings, {}, {}, {})
     texts = map(str.strip, kind.categories)
@@ -237,6 +233,7 @@ def _levels(name: str, kind: Numeric | Categorical, weights: list[float]) -> Lev
 
 def _spellings(kind: Numeric | Categorical) -> dict[str, int]:
     """Returns indices of categories by all their spellings, as 1.0 and true for 1."""
+    # ONNX compares texts as they are written, so that it needs all spellings.
     texts: dict[str, None] = {}
     for category in kind.categories:
         text = category.strip()
@@ -311,7 +308,7 @@ def _is_by_value(part: Numbers | Levels) -> bool:
 
 
 def _added(part: Numbers | Levels, place: int) -> str:
-    """Returns SQL for the term of a column, which is x3 or k3 in it if `place` is 3."""
+    """Returns SQL for a column's term; `place` numbers its names in SQL, such as x3."""
     x = f"x{place}"
     if isinstance(part, Levels):
         return _of_category(part, place)
@@ -341,7 +338,7 @@ def _added(part: Numbers | Levels, place: int) -> str:
 
 
 def _of_category(part: Levels, place: int) -> str:
-    """Returns SQL for the weight of the category in column `place`, else 0."""
+    """Returns SQL for the weight of a cell's category, else 0; see `_added`."""
     is_text = f"k{place} = " if _is_by_value(part) else f"t{place} = "
     is_value = f"x{place} = "
     cases = []
@@ -447,7 +444,7 @@ class _Graph:
         return self.node("Min", above, self.constant(high))
 
     def added(self, part: Numbers | Levels) -> str:
-        """Adds nodes for a column's term, less `at_center`; returns their output."""
+        """Adds nodes for a column's term, less `at_center`; returns its output."""
         node, constant = self.node, self.constant
         if isinstance(part, Levels):
             return self._of_category(part)
@@ -481,6 +478,7 @@ class _Graph:
 
 def _odd_cells(part: Levels) -> str:
     """Returns a pattern of texts that may be other spellings of a category."""
+    # A graph of ONNX, which cannot compare them, stops with an error at such a text.
     blank = "".join(rf"\x{{{ord(character):x}}}" for character in _BLANKS)
     odd = [f"[{blank}]+[^{blank}].*", f".*[^{blank}][{blank}]+"]
     if part.numbers:

@@ -96,7 +96,7 @@ class Model:
     correlations: np.ndarray | None = None
 
     def __post_init__(self) -> None:
-        """Checks that the fields fit; those of JAX in a file are made on first use."""
+        """Checks that params, link, target, errors and columns fit each other."""
         _validate.choice(_terms.Link, link=self.link)
         is_amount = not self.target.categories and self.target.center == 0
         is_fine = is_amount if self.link == "log" else self.exposure is None
@@ -104,6 +104,7 @@ class Model:
         _validate.require(is_fine, "link", self.link, rule)
         num_features, given = len(self.feature_names), vars(self)
         params: Any = self.params
+        # Entries of a file that need JAX are made on first use, by `__getattr__`.
         for name in ("params", "privacy"):
             if isinstance(given[name], _terms.Terms | _terms.Statement):
                 given[f"_{name}"] = given.pop(name)
@@ -203,7 +204,7 @@ class Model:
         return _tables.frame_columns(table, wanted)
 
     def predict_columns(self, columns: Mapping[str, _tables.Column]) -> np.ndarray:
-        """Returns `predict`'s float64 (n,) from the columns that `read` returns."""
+        """Returns the predictions (n,) of `predict`, from columns of `read`."""
         features = np.ones((len(next(iter(columns.values()))), 1), np.float32)
         if self.columns:
             features = np.hstack([encode(columns, self.columns)[0], features])

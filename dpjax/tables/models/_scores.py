@@ -107,11 +107,9 @@ class Release:
     def __call__(
         self, sums: np.ndarray, sensitivity: float
     ) -> tuple[np.ndarray, float]:
-        """Returns the noisy sums, and the standard deviation of the noise.
-
-        `sums` are integers in float64, of any shape, that replacing a record changes by
-        at most `sensitivity` in the l2 norm. A release can be called twice.
-        """
+        """Returns the noisy sums, and the standard deviation of the noise."""
+        # `sums` are integers, which replacing a record changes by at most `sensitivity`
+        # in the l2 norm. A release can be called twice, once for each mechanism.
         stddev = self.multiplier * sensitivity * _RAISED
         # The unit is the finest in which the noise is not above the largest draw.
         bits = math.floor(math.log2(_LARGEST_STDDEV / max(stddev, 1e-300)))

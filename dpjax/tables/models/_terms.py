@@ -109,12 +109,9 @@ def bending_features(columns: Mapping[str, Numeric | Categorical]) -> list[int]:
 
 
 def check_curves(curves: "Curves | Terms", numbers: list[int]) -> None:
-    """Requires that a model's curves, often from a file, fit its features.
-
-    Each curve must be of another feature in `numbers`, the indices of the features that
-    may have a curve, and have a finite height for each knot. Else it raises
-    `ValueError`.
-    """
+    """Requires that curves, which may come from a file, fit the features of a model."""
+    # `numbers` are the indices of features that may have a curve. Each curve is of
+    # another of these features, and has a height for each knot.
     smooth, knots, heights = curves.smooth, curves.knots, np.asarray(curves.heights)
     index, shape = len(curves.slopes) - 1, (len(smooth), len(knots))
     intercept = getattr(curves, "intercept", index)
