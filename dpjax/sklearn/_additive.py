@@ -123,6 +123,8 @@ class _Additive(LinearEstimator):
     @property
     def shapes_(self) -> dict[Any, Shape]:
         """Returns the contribution of each column to the score, by name or index."""
+        # It is zero at a column's center, and in the unit of the target or of the
+        # score.
         check_is_fitted(self)
         standard, curves, shapes = self._standard, self._curves, {}
         low, high = (standard.clipped(x) for x in (standard.low, standard.high))

@@ -70,7 +70,7 @@ def html_blocks(blocks: Iterable[Block]) -> str:
 
 
 def _html_block(block: Block) -> str:
-    """Returns the HTML of a block: a paragraph, table, picture, title or list."""
+    """Returns a block (paragraph, table, picture, title or list) as HTML, escaped."""
     match block:
         case Text(text, is_warning):
             mark = ' class="warning"' if is_warning else ""

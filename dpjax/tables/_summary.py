@@ -37,10 +37,10 @@ def errors_of_sums(
 ) -> np.ndarray:
     """Returns standard errors (m,) of weighted sums of d estimates.
 
-    These are such sums as coefficients in a user's units. `matrix` (m, d) has the
-    weights of the estimates in each sum, whose errors (d,) have `correlations` (d, d).
-    The error of a sum is infinite if an estimate with a nonzero weight has an infinite
-    error.
+    Coefficients in a user's units are such sums. `matrix` (m, d) has the weights of the
+    estimates in each sum; the estimates have standard `errors` (d,) and `correlations`
+    (d, d). The error of a sum is infinite if an estimate with a nonzero weight has an
+    infinite error.
 
     Example:
         >>> half = [[1.0, 0.5], [0.5, 1.0]]

@@ -139,7 +139,7 @@ class Description:
 
     @property
     def costs(self) -> list[Cost]:
-        """Returns the share of the budget and the epsilon of each released part."""
+        """Returns each released part with its share of the budget and its epsilon."""
         size, once = self.sample_size or self.num_samples, Sampling(num_steps=1)
         given = self.privacy.epsilon, self.privacy.delta
         own = sample_budget(*given, num_samples=self.num_samples, sample_size=size)

@@ -353,7 +353,7 @@ class Statistics(NamedTuple):
         return known + self.cells[-1], variance + self.stddev**2
 
     def divided(self, group: int, size: int) -> tuple[int, int]:
-        """Returns known and missing cells of a group, moved to add up to its `size`."""
+        """Returns numbers of known and missing cells in a group, of `size` together."""
         if self.counted is None:
             return size, 0
         (sizes, total), (known, variance) = self.size, self.known

@@ -182,7 +182,7 @@ def frame_names(frame: Any) -> list[str]:
 def frame_columns(frame: Any, names: list[str]) -> dict[str, Column]:
     """Returns columns of a pandas or polars frame, an Arrow table or a mapping.
 
-    A column with a type of times raises `ValueError`.
+    Their cells, (n,), are texts or numbers. A type of times raises `ValueError`.
 
     Example:
         >>> frame_columns({"town": ["Ghent", 3], "rooms": np.arange(2)}, ["rooms"])
@@ -206,6 +206,8 @@ def _frame_column(name: str, column: Any) -> Column:
 
 def kind_of(column: Any) -> str | None:
     """Returns "numbers", "text" or "times" if a column's type declares it, else None.
+
+    Checks of columns use it, so that they depend on public types and on no cell.
 
     Example:
         >>> kind_of(np.arange(3)), kind_of(["a", 1]), kind_of(np.array([None]))

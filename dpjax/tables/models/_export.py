@@ -444,7 +444,7 @@ class _Graph:
         return self.node("Min", above, self.constant(high))
 
     def added(self, part: Numbers | Levels) -> str:
-        """Adds nodes for a column's term, less `at_center`; returns its output."""
+        """Adds a column's term, less `at_center`, to the nodes; returns its name."""
         node, constant = self.node, self.constant
         if isinstance(part, Levels):
             return self._of_category(part)

@@ -1,17 +1,11 @@
 """Private scores of a model on records that it was not trained on.
 
-Two Gaussian mechanisms release sums of integers. The first releases histograms. For two
-labels it counts pairs of label and binned probability. Replacing a record changes two
-counts by one, so the l2 sensitivity is sqrt 2, and 2 with the histogram of another
-model. For K labels see `_of_classes`. For numbers it releases two histograms of
-absolute errors, the model's and a constant's (sensitivity 2).
-
-The second mechanism releases sums of losses, and for numbers also sums of absolute and
-squared errors, clipped to bounds from the first. A record adds to each of k sums a
-whole number from 0 to 1000, and 0 or 500 to the number of means at an end of their
-range, so that the l2 sensitivity is 1000 sqrt(k), or with that number 1000 sqrt(k +
-1/4). A record without a target has a bin of its own in each histogram, and adds nothing
-to a sum; with the count of that bin, means are over the records with a target.
+Two Gaussian mechanisms release sums of integers. The first releases histograms, of
+binned probabilities for labels, and for numbers of the absolute errors of the model and
+of a constant. The second releases sums of losses, and for numbers also sums of absolute
+and squared errors, clipped to bounds from the first. A record without a target has a
+bin of its own in each histogram, and adds nothing to a sum; with the count of that bin,
+means are over the records with a target. The functions below state l2 sensitivities.
 """
 
 import math
@@ -582,11 +576,10 @@ def interval_of(
     num_samples: int,
     stddev: float,
 ) -> Interval:
-    """Returns a statistic of noisy counts and its 95 per cent interval, for free.
+    """Returns a statistic of noisy counts with its interval, at no privacy cost.
 
-    It reads released numbers only. `stddev` is that of the noise in each count, of
-    `num_samples` records (public). The interval covers noise and sampling, for a
-    `Measure`.
+    `counts` are released, of `num_samples` records (public), and `stddev` is that of
+    the noise in each. The 95 per cent interval covers noise and sampling.
     """
     # The bounds are from a parametric bootstrap with the released counts as shares.
     rng = np.random.default_rng(0)

@@ -97,8 +97,7 @@ def bending_features(columns: Mapping[str, Numeric | Categorical]) -> list[int]:
     """Returns the indices of the features that may have a curve in an additive model.
 
     `columns` are the kinds of a model's columns, in order. Numeric features with a
-    limit above one scale may have a curve; others, such as flags and categories, stay
-    linear.
+    limit above one scale may have a curve; flags and categories stay linear.
 
     Example:
         >>> bending_features({"town": Categorical(("Ghent", "Lier")), "age": Numeric()})
@@ -129,6 +128,7 @@ def check_curves(curves: "Curves | Terms", numbers: list[int]) -> None:
 
 def check_errors(size: int, errors: Any, correlations: Any) -> None:
     """Requires positive standard errors (size,) of weights, and finite correlations."""
+    # They may come from a file, so that their types are checked too.
     errors, pairs = np.asarray(errors), np.asarray(correlations)
     is_pairs = pairs.shape == 2 * (size,) and pairs.dtype.kind == "f"
     is_pairs = is_pairs and bool(np.all(np.isfinite(pairs)))
