@@ -41,8 +41,7 @@ class _Additive(LinearEstimator):
 
     def _check(self, X: Any) -> tuple[np.ndarray, float, float, Key]:
         """Returns checked features, epsilon, delta and a key; notes columns' kinds."""
-        # `_is_number` tells which columns are no categories, `_bends` which get a
-        # curve.
+        # `_is_number` tells which columns are numbers, `_bends` which get a curve.
         self._categories = _tables.categories_of(self.categorical_features, X)
         kinds = {name: str(kind).lower() for name, kind in _tables.types_of(X)}
         checked = super()._check(X)
@@ -63,8 +62,7 @@ class _Additive(LinearEstimator):
         **release: Any,
     ) -> None:
         """Fits curves of numbers and weights of categories, and stores their errors."""
-        # Arguments are as for `LinearEstimator._fit_scores`, with indices for
-        # categories.
+        # Arguments are as in `LinearEstimator`, but cells of categories are indices.
         is_number = self._is_number
         # Numbers are standardized; categories are one-hot and need no scale.
         low, high = (ends[is_number] for ends in _tables.ranges_of(self))
@@ -123,8 +121,7 @@ class _Additive(LinearEstimator):
     @property
     def shapes_(self) -> dict[Any, Shape]:
         """Returns the contribution of each column to the score, by name or index."""
-        # It is zero at a column's center, and in the unit of the target or of the
-        # score.
+        # It is zero at a column's center, and in the unit of the target or score.
         check_is_fitted(self)
         standard, curves, shapes = self._standard, self._curves, {}
         low, high = (standard.clipped(x) for x in (standard.low, standard.high))

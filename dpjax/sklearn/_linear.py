@@ -112,8 +112,7 @@ class LinearEstimator(PrivateEstimator):
 
         `features` (n, d) are in these units; `targets` (n,) and `offsets` (n,) are as
         `loss` takes them. `release` has the key and the noise multiplier. Sets `coef_`,
-        `intercept_`, `bse_`, `mean_weight_` and ranges; subclasses convert units of
-        targets.
+        `intercept_`, `bse_`, `mean_weight_` and ranges; subclasses convert the target.
 
         Privacy:
             As one Gaussian mechanism with the noise multiplier in `release`.

@@ -60,8 +60,8 @@ _LINES: list[_Line] = []  # at most one line, because nested calls show none
 def shown(name: str) -> Iterator[None]:
     """Shows progress in a notebook, within a `with` block or a decorated function.
 
-    `name` is the first stage in the line, which `say` changes. Nested calls show no
-    line.
+    `name` is the first stage in the line, and `say` sets the next. Nested calls show
+    none.
 
     Example:
         >>> with shown("Fitting"):

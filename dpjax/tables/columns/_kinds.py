@@ -182,6 +182,7 @@ class Categorical:
 
     def encode(self, column: np.ndarray | Texts) -> np.ndarray:
         """Returns one-hot float32 features (n, number of categories) of cells (n,)."""
+        # A cell that is missing or not listed has a row of zeros.
         _require_column(column)
         if isinstance(column, Texts):
             cells, codes = column.distinct

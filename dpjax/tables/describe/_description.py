@@ -154,8 +154,7 @@ class Description:
     def tables(self) -> list[tuple[list[str], list[list[str]]]]:
         """Returns headers and lines of a table for numbers and of one for categories.
 
-        Cells are texts to print. A table without lines is left out, and so are
-        histograms.
+        Cells are texts. A table without lines is left out, and so are histograms.
         """
         cells: dict[bool, dict[tuple[str, ...], dict[str, str]]] = {True: {}, False: {}}
         for row in self.rows:

@@ -220,8 +220,7 @@ def _lines(path: Path, encoding: str | None, *, is_quoted: bool) -> Iterator[Any
 
 def _codec(start: bytes, encoding: str | None) -> str:
     """Returns the file's codec, by `encoding` or else by its first bytes `start`."""
-    # Python names it; for UTF-16 the name has the order of bytes, which a mark may
-    # tell.
+    # It is a name that Python knows, for UTF-16 with the order of bytes.
     codec = codecs.lookup(encoding or "utf-8").name
     # UTF-16 begins with a mark, or has a zero byte beside each ASCII letter.
     is_little = start[:2] == b"\xff\xfe" or start[1:2] == b"\0"

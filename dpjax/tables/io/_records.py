@@ -131,6 +131,7 @@ class Parquet:
 
     def __getitem__(self, rows: Rows) -> PyTree:
         """Returns the rows in the given order; reads each row group once."""
+        # `rows` is the number of a record, or a slice or an array of such numbers.
         if isinstance(rows, slice):
             numbers = np.arange(*rows.indices(len(self)))
         else:
@@ -396,6 +397,7 @@ def _placed(
     num_rows: int, sharding: NamedSharding, read: Callable[[slice], PyTree]
 ) -> PyTree:
     """Returns sharded arrays of `num_rows`; `read` loads the rows of a shard."""
+    # Each process reads the shards of its own devices only.
     places = sharding.addressable_devices_indices_map((num_rows,))
     shares = [
         jax.tree.map(partial(jax.device_put, device=device), read(rows))

@@ -375,6 +375,7 @@ def _quoted(text: str, mark: str) -> str:
 
 def onnx_file(parts: Parts) -> bytes:
     """Returns an ONNX graph that predicts, with an input (n,) for each column."""
+    # Inputs are float64 for numbers, and texts for categories; the output is (n,).
     try:
         from onnx import TensorProto, checker, helper
     except ImportError as error:

@@ -446,9 +446,8 @@ def _model(
 ) -> Model:
     """Returns the model of a file's arrays and JSON content, for `load_model`.
 
-    `errors` has the arrays of standard errors and correlations, if there are any. The
-    file may come from a stranger: values of a wrong type raise `ValueError` or
-    `KeyError`.
+    `errors` has standard errors and correlations, or is empty. The file may come from a
+    stranger: values of a wrong type raise `ValueError` or `KeyError`.
     """
     target, privacy, columns, versions = (
         of_type(dict, name, content[name])

@@ -228,8 +228,8 @@ def _of_numbers(
 
     Arguments are as there; `other` has the constant's or the other model's scores, or
     is None for zero. The first mechanism releases quantiles of absolute errors. Three
-    times the 90th percentile, or a tail quantile, is the bound to which the second
-    mechanism clips the errors and losses that it averages.
+    times the 90th percentile (with a log link up to the 99th) bounds the errors that
+    the second mechanism averages, and with them the losses.
     """
     kind, unit, factor = "loss", f"target in units of {scale:g}", 1.0
     # With a log link the deviance, twice the loss above its least, is the usual score.
