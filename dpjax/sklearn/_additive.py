@@ -40,7 +40,8 @@ class _Additive(LinearEstimator):
     _errors = _correlations = None  # None without `intervals`
 
     def _check(self, X: Any) -> tuple[np.ndarray, float, float, Key]:
-        """Does the checks of all linear models, and notes which columns get a curve."""
+        """Returns checked features, epsilon, delta and a key; notes columns' kinds."""
+        # `_is_number` tells which columns are numbers, `_bends` which get a curve.
         self._categories = _tables.categories_of(self.categorical_features, X)
         kinds = {name: str(kind).lower() for name, kind in _tables.types_of(X)}
         checked = super()._check(X)
@@ -61,6 +62,7 @@ class _Additive(LinearEstimator):
         **release: Any,
     ) -> None:
         """Fits curves of numbers and weights of categories, and stores their errors."""
+        # Arguments are as in `LinearEstimator`, but cells of categories are indices.
         is_number = self._is_number
         # Numbers are standardized; categories are one-hot and need no scale.
         low, high = (ends[is_number] for ends in _tables.ranges_of(self))
@@ -86,7 +88,7 @@ class _Additive(LinearEstimator):
         )
 
     def _design(self, features: np.ndarray) -> np.ndarray:
-        """Returns standardized numbers, one-hot categories and ones, shape (n, p)."""
+        """Returns the design matrix (n, p): scaled numbers, one-hot codes and ones."""
         numbers = self._standard.of(features[:, self._is_number])
         codes = features[:, ~self._is_number].T
         dummies = [
@@ -105,7 +107,7 @@ class _Additive(LinearEstimator):
         return np.asarray(self._curves.predict(self._design(features)), np.float64)
 
     def _places(self) -> Iterator[tuple[Any, int | slice]]:
-        """Yields each column with the index, or one-hot slice, of its features."""
+        """Yields columns with their index, or one-hot slice, in the design matrix."""
         place, dummy = 0, int(self._is_number.sum())
         for name in _tables.names_in(self):
             if name in self._categories:
@@ -119,6 +121,7 @@ class _Additive(LinearEstimator):
     @property
     def shapes_(self) -> dict[Any, Shape]:
         """Returns the contribution of each column to the score, by name or index."""
+        # It is zero at a column's center, and in the unit of the target or score.
         check_is_fitted(self)
         standard, curves, shapes = self._standard, self._curves, {}
         low, high = (standard.clipped(x) for x in (standard.low, standard.high))

@@ -27,6 +27,7 @@ def labels_share(num_samples: int, noise_multiplier: float) -> float:
 
 def canonical(label: Any) -> int | float | str | None:
     """Returns a label as int (1 for 1.0 and True), float or str; None if missing."""
+    # So a label is the same in arrays of any types, and in public classes.
     if isinstance(label, bytes):
         label = label.decode("latin-1")
     if isinstance(label, str):
@@ -46,7 +47,7 @@ def canonical(label: Any) -> int | float | str | None:
 def numbered(labels: np.ndarray) -> tuple[list, np.ndarray]:
     """Returns the distinct labels, and the index of each label, -1 if it is missing.
 
-    Numbers and texts are in canonical form, and other hashable labels are (label,).
+    Numbers and texts are as `canonical` returns them, other hashable labels (label,).
     """
     if labels.dtype.kind in "biufUS":
         distinct, codes = np.unique(labels, return_inverse=True)
@@ -68,7 +69,7 @@ def numbered(labels: np.ndarray) -> tuple[list, np.ndarray]:
 
 
 def declared(classes: Any, name: str = "classes") -> np.ndarray:
-    """Checks public classes and returns them sorted, as scikit-learn sorts them."""
+    """Returns public classes sorted as scikit-learn does; raises unless distinct."""
     array = np.asarray(classes)
     is_list = array.ndim == 1 and not isinstance(classes, str)
     _validate.require(is_list, name, classes, "a list of labels, or None")
@@ -79,7 +80,8 @@ def declared(classes: Any, name: str = "classes") -> np.ndarray:
 
 
 def check_kind(y: Any, classes: np.ndarray) -> None:
-    """Raises `ValueError` if y has numbers and no class is one, or text likewise."""
+    """Raises `ValueError` if y is of numbers, and no class is, or likewise of text."""
+    # No label could match a class then, as in a meta-estimator that numbers the labels.
     forms = {"numbers": (int, float), "text": (str,)}.get(kind_of(y) or "")
     if forms and not any(isinstance(canonical(label), forms) for label in classes):
         places = [*range(len(classes))]
@@ -122,7 +124,7 @@ def release_labels(
 def passing(
     key: Key, counts: dict[Any, int], stddev: float, threshold: float
 ) -> list[Any]:
-    """Releases the labels with a noisy count above the threshold."""
+    """Releases the labels whose counts, with Gaussian noise, are above a threshold."""
     # Sizes are powers of 2, so that JAX compiles few programs.
     size = 2 ** math.ceil(math.log2(max(len(counts), 1)))
     padded = np.zeros(size)

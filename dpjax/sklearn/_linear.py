@@ -110,6 +110,10 @@ class LinearEstimator(PrivateEstimator):
     ) -> None:
         """Fits coefficients (d, ...) and intercept in the user's units of features.
 
+        `features` (n, d) are in these units; `targets` (n,) and `offsets` (n,) are as
+        `loss` takes them. `release` has the key and the noise multiplier. Sets `coef_`,
+        `intercept_`, `bse_`, `mean_weight_` and ranges; subclasses convert the target.
+
         Privacy:
             As one Gaussian mechanism with the noise multiplier in `release`.
         """
@@ -147,7 +151,10 @@ class LinearEstimator(PrivateEstimator):
         key: Key,
         noise_multiplier: float,
     ) -> tuple[Standard, dict[str, Any]]:
-        """Releases centers and scales, and returns them with the solver's options.
+        """Releases scales of columns, and returns them with the options of the solver.
+
+        `ranges` has low and high ends of columns (d,), NaN where they are not public:
+        only these columns need a release.
 
         Privacy:
             This release and a solver with these options are together as one Gaussian

@@ -139,7 +139,12 @@ def score_privately(
 def _of_classes(
     model: Any, baseline: Any, targets: np.ndarray
 ) -> tuple[losses.LinearLoss, str, np.ndarray, Callable[[Any, Any], np.ndarray]]:
-    """Returns loss and its name, labels (-1 and +1, or indices), and a predictor."""
+    """Returns loss, its name, the labels and a predictor, for `private_scores`.
+
+    The labels (n,) are -1, +1 and NaN for two classes, and indices (-1: none) for more.
+    The predictor maps an estimator and X to log odds (n,) or log probabilities (n, K).
+    A `baseline` of other classes raises `ValueError`.
+    """
     classes = list(model.classes_)
     rule = "a classifier of two classes or more"
     _validate.require(len(classes) > 1, "model", classes, rule)

@@ -33,7 +33,7 @@ _READS_POLARS = tuple(map(int, sklearn.__version__.split(".")[:2])) >= (1, 9)
 def checked(
     model: Any, X: Any, categories: Mapping[Any, np.ndarray] | None = None
 ) -> tuple[np.ndarray, float, float, Key]:
-    """Checks parameters, and returns the features, epsilon, delta and a key."""
+    """Checks an estimator's parameters; returns features, epsilon, delta and a key."""
     features = features_of(model, X, is_new=True, categories=categories)
     _validate.positive(epsilon=model.epsilon)
     delta = default_delta(len(features)) if model.delta is None else model.delta
@@ -49,11 +49,12 @@ def features_of(
     is_new: bool,
     categories: Mapping[Any, np.ndarray] | None = None,
 ) -> np.ndarray:
-    """Returns (n, d) features in float64, NaN and infinities left as they are.
+    """Returns X as (n, d) features in float64, with its NaN and infinities.
 
-    `fit` (`is_new`) stores the number and the names of the features, and later calls
-    compare them. Each cell is converted by itself, to NaN if it holds no number. A
-    column of categories becomes their indices, -1 for other cells.
+    X is an array, a list or a data frame. `fit` (`is_new`) stores the number and the
+    names of the features in `model`, and later calls compare them. Each cell is
+    converted by itself, to NaN if it holds no number. A column of `categories` becomes
+    their indices, -1 for other cells.
     """
     categories = categories or {}
     if isinstance(X, list | tuple):
@@ -97,7 +98,7 @@ def columns_of(X: Any) -> list[Any] | None:
 
 
 def names_of(X: Any) -> list[Any]:
-    """Returns the names of the columns if all are strings, else their indices."""
+    """Returns X's column names if all are strings, else the columns' indices."""
     if columns_of(X) is None:
         array = np.asarray(X)
         return list(range(array.shape[1] if array.ndim == 2 else 0))
@@ -121,7 +122,7 @@ def types_of(X: Any) -> list[tuple[Any, Any]]:
 
 
 def categories_of(given: Any, X: Any) -> dict[Any, np.ndarray]:
-    """Returns public categories by columns, from `given` or from types in X."""
+    """Returns public categories by column, from `categorical_features` or X's types."""
     if isinstance(given, Mapping):
         names = names_of(X)
         for name in given:
@@ -146,7 +147,7 @@ def categories_of(given: Any, X: Any) -> dict[Any, np.ndarray]:
 
 
 def _refuse_kind(where: str, column: Any) -> None:
-    """Raises an error without cells if the type of a column is not of real numbers."""
+    """Raises `ValueError` with advice (no cells) if a type holds no real numbers."""
     kind = kind_of(column)
     dtype = getattr(column, "dtype", getattr(column, "type", ""))
     if str(dtype).startswith("complex"):
@@ -176,7 +177,7 @@ class _Named:
 
 
 def column_of(model: BaseEstimator, y: Any, X: np.ndarray) -> np.ndarray:
-    """Checks the shape of y, and returns its cells unchanged, shape (n,)."""
+    """Returns the cells of the target y unchanged, (n,), after a check of its shape."""
     name = type(model).__name__
     if y is None:
         raise ValueError(f"{name} requires y to be passed, but the target y is None.")
@@ -242,7 +243,7 @@ def weights_of(model: Any, sample_weight: Any, X: np.ndarray) -> np.ndarray:
 
 
 def set_mean_weight(model: Any, stats: Mapping[str, Any], num_samples: int) -> None:
-    """Sets `mean_weight_` from released `stats`, and warns of many missing targets."""
+    """Sets `mean_weight_` from a solver's stats; warns of many missing targets."""
     weight = stats.get("mean_weight")
     model.mean_weight_ = None if weight is None else float(weight)
     missing = missing_share(stats, num_samples)
@@ -256,7 +257,7 @@ def set_mean_weight(model: Any, stats: Mapping[str, Any], num_samples: int) -> N
 
 
 def key_of(random_state: Any) -> Key:
-    """Returns a key from the operating system, or from an int."""
+    """Returns the key that `random_state` asks for, by default a secret key."""
     if isinstance(random_state, str) and random_state == "chacha20":
         return secret_key()
     if random_state is None:
@@ -272,7 +273,7 @@ def key_of(random_state: Any) -> Key:
 
 
 def interval(name: str, value: Any) -> tuple[float, float]:
-    """Returns a public range (low, high) of numbers."""
+    """Returns a public range (low, high) as floats; `name` is in its errors."""
     rule = "a pair (low, high) of finite numbers, low below high"
     is_pair = isinstance(value, tuple | list | np.ndarray) and len(value) == 2
     _validate.require(is_pair, name, value, rule)
@@ -285,7 +286,7 @@ def interval(name: str, value: Any) -> tuple[float, float]:
 
 
 def ranges_of(model: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Returns low and high ends of public ranges, each (d,), NaN without a range."""
+    """Returns low and high ends of `feature_ranges`, (d,), NaN without a range."""
     given, names = model.feature_ranges, names_in(model)
     low, high = np.full((2, len(names)), np.nan)
     if isinstance(given, Mapping):

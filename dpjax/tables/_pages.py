@@ -300,7 +300,7 @@ def dress(panel: Any, rule: str) -> None:
 
 
 def compact(number: float) -> str:
-    """Returns a number as a short text, such as "25k" for 25,000.
+    """Returns a number as a short text for an axis, such as "25k" for 25,000.
 
     Example:
         >>> compact(-25_000.0), compact(0.5), compact(3e9)

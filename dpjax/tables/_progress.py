@@ -63,6 +63,9 @@ def shown(name: str) -> Iterator[None]:
     It begins with `name`, until `say` changes it. Outside of notebooks nothing is
     shown.
 
+    `name` is the first stage in the line, and `say` sets the next. Nested calls show
+    none.
+
     Example:
         >>> with shown("Fitting"):
         ...     say("training (compiling)")

@@ -242,7 +242,8 @@ def _number_of_category(cell: Any) -> int | float | None:
 
 
 def _category(cell: Any) -> int | float | str | None:
-    """Returns the number or text by which a cell is compared; None if missing."""
+    """Returns the number or text by which cells are compared; None if missing."""
+    # So 1, "1.0" and True are the same category, and "01" is another.
     text = _texts.text_of(cell)
     if _texts.is_missing(text):
         return None

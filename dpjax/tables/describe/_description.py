@@ -65,7 +65,7 @@ class Row(NamedTuple):
     high: float
 
     def __str__(self) -> str:
-        """Returns the value and its interval, rounded to digits that noise leaves."""
+        """Returns value and interval as text, rounded by the interval's width."""
         half = (self.high - self.low) / 2
         if not half < math.inf:
             return "hidden by noise"
@@ -154,7 +154,7 @@ class Description:
     def tables(self) -> list[tuple[list[str], list[list[str]]]]:
         """Returns titles and lines of a table for numbers and one for categories.
 
-        A table without lines is left out, and so are histograms.
+        Cells are texts. A table without lines is left out, and so are histograms.
         """
         cells: dict[bool, dict[tuple[str, ...], dict[str, str]]] = {True: {}, False: {}}
         for row in self.rows:

@@ -162,8 +162,10 @@ def release(
 ) -> Description:
     """Releases a description of columns of one shape (n,), as `describe` does.
 
-    `place` may move the records of a table to public places, with zeros at places
-    without a record. Neighbors then differ in one place, and n is the number of places.
+    It checks no arguments; the command `dpjax describe` calls it with units of privacy.
+    For these `place` moves an array of a number for each record to public places, so
+    many for each unit, with zeros at places without a record. Neighbors then differ in
+    one place, and n is the number of places.
 
     The records may be a sample of m records, drawn without replacement from
     `num_samples` records. They are as independent as the records of the table, so n / m
@@ -262,7 +264,7 @@ class Budget(NamedTuple):
 
     @property
     def pair(self) -> dict[str, float]:
-        """Epsilon and delta that give a solver at least the noise `multiplier`."""
+        """Returns epsilon and delta for which a solver adds at least this noise."""
         # Delta is lowered if necessary, because with a multiplier of about 0.4 / delta
         # epsilon would be zero.
         delta = min(self.delta, 0.1 / self.multiplier)
@@ -464,6 +466,8 @@ def _sizes_of(
 
 def _divided(counts: np.ndarray, total: int) -> np.ndarray:
     """Returns the nearest nonnegative integers to `counts` that add up to `total`.
+
+    It makes noisy counts possible, and reads released and public numbers only.
 
     Example:
         >>> _divided(np.array([60, 44, -20]), 100)

@@ -238,7 +238,7 @@ def _decoded(line: str, codec: str) -> str:
 
 
 def _joined(blocks: Iterator[Any]) -> Iterator[Any]:
-    """Joins lines into records; a record goes on while its number of quotes is odd."""
+    """Yields blocks of records: lines, joined until their number of quotes is even."""
     import polars as pl
 
     rest = pl.Series([], dtype=pl.String)

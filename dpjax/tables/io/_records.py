@@ -381,7 +381,7 @@ def batches(
 
 
 def _rows_at(source: Records, rows: np.ndarray) -> PyTree:
-    """Returns records by number, read in the order of the file; zeros for -1."""
+    """Returns the records with the numbers `rows` (k,), in this order; zeros for -1."""
     places = np.argsort(rows, kind="stable")[np.count_nonzero(rows < 0) :]
 
     def placed(x: np.ndarray) -> np.ndarray:

@@ -38,7 +38,7 @@ _DECLARED |= {kind: kind for kind in ("text", "truth", "nested")}
 
 
 def column_names(path: Path, text_format: TextFormat = PLAIN) -> list[str]:
-    """Returns the names of a file's columns, without reading records."""
+    """Returns the column names of a file, or of a folder's files, without records."""
     names: list[str] = []
     for file in files_of(path):
         read_names, _ = _READERS[_suffix(file)]
@@ -125,7 +125,7 @@ def read_columns(
 def read_chunks(
     path: Path, names: list[str], text_format: TextFormat = PLAIN
 ) -> Iterator[dict[str, Column]]:
-    """Yields the columns as `read_columns` does, in one or more chunks of megabytes."""
+    """Yields columns by name as `read_columns` returns them, some records at a time."""
     for file in files_of(path):
         _, read = _READERS[_suffix(file)]
         with _readable(file):
@@ -152,7 +152,7 @@ def read_chunks(
 
 
 def joined(parts: Sequence[Column]) -> Column:
-    """Joins the parts of a column; the result is texts if one part is texts."""
+    """Returns a column from its parts in order; it is texts if any part is texts."""
     if len(parts) == 1:
         return parts[0]
     texts = [part for part in parts if isinstance(part, Texts)]
@@ -182,7 +182,7 @@ def frame_names(frame: Any) -> list[str]:
 def frame_columns(frame: Any, names: list[str]) -> dict[str, Column]:
     """Returns columns of a pandas or polars frame, an Arrow table or a mapping.
 
-    A column with a type of times raises `ValueError`.
+    Their cells, (n,), are texts or numbers. A type of times raises `ValueError`.
 
     Example:
         >>> frame_columns({"town": ["Ghent", 3], "rooms": np.arange(2)}, ["rooms"])
@@ -206,6 +206,8 @@ def _frame_column(name: str, column: Any) -> Column:
 
 def kind_of(column: Any) -> str | None:
     """Returns "numbers", "text" or "times" if a column's type declares it, else None.
+
+    Checks of columns use it, so that they depend on public types and on no cell.
 
     Example:
         >>> kind_of(np.arange(3)), kind_of(["a", 1]), kind_of(np.array([None]))

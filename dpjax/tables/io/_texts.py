@@ -218,7 +218,7 @@ def float32_of(column: np.ndarray | Texts) -> np.ndarray:
 
 
 def number_of(cell: Any) -> float:
-    """Returns the number in a cell, or NaN; no cell raises an error."""
+    """Returns the number in a cell of any type, or NaN; no cell raises an error."""
     if isinstance(cell, str | bytes):
         return _number_of_text(text_of(cell))
     # From arrays and complex numbers NumPy would take a part, with a warning.

@@ -201,10 +201,8 @@ def _ramps(
 
 
 def _levels(name: str, kind: Numeric | Categorical, weights: list[float]) -> Levels:
-    """Returns what a model adds for each text and number that names a category.
-
-    The weights are in the order of the kind's features, one for each category.
-    """
+    """Returns weights of a column by the texts and numbers that name its categories."""
+    # `weights` begin with those of the kind's features, a weight for each category.
     spellings = {text: weights[at] for text, at in _spellings(kind).items()}
     levels = Levels(name, spellings, {}, {}, {})
     texts = map(str.strip, kind.categories)
@@ -229,6 +227,7 @@ def _levels(name: str, kind: Numeric | Categorical, weights: list[float]) -> Lev
 
 def _spellings(kind: Numeric | Categorical) -> dict[str, int]:
     """Returns indices of categories by all their spellings, as 1.0 and true for 1."""
+    # ONNX compares texts as they are written, so that it needs all spellings.
     texts: dict[str, None] = {}
     for category in kind.categories:
         text = category.strip()

@@ -104,6 +104,7 @@ class Model:
         _validate.require(is_fine, "link", self.link, rule)
         num_features, given = len(self.feature_names), vars(self)
         params: Any = self.params
+        # Entries of a file that need JAX are made on first use, by `__getattr__`.
         for name in ("params", "privacy"):
             if isinstance(given[name], _terms.Terms | _terms.Statement):
                 given[f"_{name}"] = given.pop(name)
@@ -184,10 +185,11 @@ class Model:
         return self.predict_columns(self.read(table))
 
     def read(self, table: Any) -> Mapping[str, _tables.Column]:
-        """Returns the columns of a table that the model reads, as `predict` does.
+        """Returns the columns of a table that the model reads, for `predict_columns`.
 
-        A model that predicts a constant reads no column. For such a model the first
-        column is returned, which tells the number of records.
+        `table` is as for `predict`. A model that predicts a constant reads no column.
+        For such a model the first column is returned, which tells the number of
+        records.
         """
         path = Path(table) if isinstance(table, str | os.PathLike) else None
         names = _tables.column_names(path) if path else _tables.frame_names(table)

@@ -1,17 +1,11 @@
 """Private scores of a model on records that it was not trained on.
 
-Two Gaussian mechanisms release sums of integers. The first releases histograms. For two
-labels it counts pairs of label and binned probability. Replacing a record changes two
-counts by one, so the l2 sensitivity is sqrt 2, and 2 with the histogram of another
-model. For K labels see `_of_classes`. For numbers it releases two histograms of
-absolute errors, the model's and a constant's (sensitivity 2).
-
-The second mechanism releases sums of losses, and for numbers also sums of absolute and
-squared errors, clipped to bounds from the first. A record adds to each of k sums a
-whole number from 0 to 1000, and 0 or 500 to the number of means at an end of their
-range, so that the l2 sensitivity is 1000 sqrt(k), or with that number 1000 sqrt(k +
-1/4). A record without a target has a bin of its own in each histogram, and adds nothing
-to a sum; with the count of that bin, means are over the records with a target.
+Two Gaussian mechanisms release sums of integers. The first releases histograms, of
+binned probabilities for labels, and for numbers of the absolute errors of the model and
+of a constant. The second releases sums of losses, and for numbers also sums of absolute
+and squared errors, clipped to bounds from the first. A record without a target has a
+bin of its own in each histogram, and adds nothing to a sum; with the count of that bin,
+means are over the records with a target. The functions below state l2 sensitivities.
 """
 
 import math
@@ -397,7 +391,7 @@ def _excess(loss: LinearLoss, scores: jax.Array, targets: ArrayLike) -> jax.Arra
 def _of_labels(
     release: Release, scores: np.ndarray, targets: np.ndarray, beside: np.ndarray | None
 ) -> tuple[list[Measure], list[tuple[float, float, Interval]], np.ndarray, float]:
-    """Releases counts of (label, bin of the probability), and of missing labels.
+    """Releases scores of a model of two labels, from noisy counts of its probabilities.
 
     `scores` (n,) are log odds of the positive label, `beside` those to compare with.
     Returns measures, the calibration, the scores of the comparison, and the number of
@@ -461,16 +455,16 @@ def _of_labels(
 def _of_classes(
     release: Release, scores: np.ndarray, targets: np.ndarray, beside: np.ndarray | None
 ) -> tuple[list[Measure], list, np.ndarray, float]:
-    """Releases counts of (label, whether it is predicted) for several classes.
+    """Releases scores of a model of K classes, from counts of (label, is it predicted).
 
     Releases also, for each class, counts of (whether it is the label, bin of its
-    probability), for the area under the ROC curve of one class against the rest. A
-    record is in one count of the first kind, in units of w, and in K of the second. So
-    the l2 sensitivity is sqrt(2 w^2 + 2 K), and with another model sqrt(2) times as
-    much; with w about sqrt(K) each kind has half of the budget.
+    probability), for the area under the ROC curve of a class against the rest. A record
+    is in one count of the first kind, in units of w, and in K of the second. So the l2
+    sensitivity is sqrt(2 w^2 + 2 K), and with another model sqrt(2) times as much; with
+    w about sqrt(K) each kind has half of the budget.
 
-    Returns measures, no calibration, the scores of the comparison, and the number of
-    records with a class.
+    `scores` are log probabilities (n, K), and `targets` indices of classes. Returns as
+    `_of_labels` does, with an empty calibration.
     """
     num_samples, num_classes = scores.shape
     is_known = _is_class(targets, num_classes)

@@ -94,9 +94,10 @@ class Statement(NamedTuple):
 
 
 def bending_features(columns: Mapping[str, Numeric | Categorical]) -> list[int]:
-    """Returns the indices of the features that may have a curve.
+    """Returns the indices of the features that may have a curve in an additive model.
 
-    These are numeric features with a limit above one scale; flags stay linear.
+    `columns` are the kinds of a model's columns, in order. Numeric features with a
+    limit above one scale may have a curve; flags and categories stay linear.
 
     Example:
         >>> bending_features({"town": Categorical(("Ghent", "Lier")), "age": Numeric()})
