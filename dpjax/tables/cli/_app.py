@@ -35,7 +35,7 @@ def main(  # for `dpjax` without a command; the docstring is the title of its he
     ] = False,
 ) -> None:
     """Differentially private optimization for heavy-tailed data."""
-    del version  # it has been printed
+    del version  # `_print_version` has printed it
 
 
 # For each command: its name, its settings, and the module and function that run it.

@@ -91,7 +91,7 @@ class Cells(NamedTuple):
 
 
 def check(settings: CheckSettings) -> None:
-    """Prints for the data's owner which cells can be used (`dpjax check`)."""
+    """Runs `dpjax check`: prints for the data's owner how many cells can be used."""
     path, text_format = Path(settings.source), settings.text_format
     kinds, target = _schema.declared_columns(
         path, schema=settings.schema, target=settings.target, text_format=text_format
@@ -142,9 +142,10 @@ def warn_curator(
 def _findings(
     kinds: Mapping[str, _schema.Kind], cells: Mapping[str, Cells], target: str | None
 ) -> Iterator[str]:
-    """Yields a message for each column with nearly no cell that can be used.
+    """Yields a message for each column with nearly no usable cell, or many far ones.
 
-    `kinds` has the schema's declarations, and `cells` the counts of cells, by column.
+    `kinds` (the schema's declarations) and `cells` (counts of cells) are by column;
+    `target` is the column to predict, if there is any.
     """
     numeric = [kind for kind in kinds.values() if isinstance(kind, Numeric)]
     is_template = all(kind == _TEMPLATE for kind in numeric)
@@ -160,7 +161,10 @@ def _findings(
 def _remarks(
     kinds: Mapping[str, _schema.Kind], cells: Mapping[str, Cells], target: str | None
 ) -> Iterator[str]:
-    """Yields messages on unusable cells, as counted in `cells`, of usable columns."""
+    """Yields messages on cells that training cannot use, such as missing targets.
+
+    `_findings` has the same arguments, and messages on columns without usable cells.
+    """
     for name, kind in kinds.items():
         counts = cells[name]
         is_listed = kind is not None and bool(kind.categories)
@@ -182,10 +186,10 @@ def _remarks(
 
 
 def _unmatched(labels: tuple[str, ...], cells: Cells, *, is_target: bool) -> str:
-    """Returns a message if too few cells (counts) match the schema's labels, else "".
+    """Returns a message if too few cells have one of the schema's `labels`, else "".
 
-    The only label of a target is the positive label: too many cells in it are wrong,
-    too.
+    A target has a single label, that of the positive class. If nearly all cells have
+    it, there is a message, too.
     """
     share, used = cells.used / max(cells.total, 1), cells.of_all(cells.used)
     if is_target:
@@ -210,9 +214,9 @@ def _unmatched(labels: tuple[str, ...], cells: Cells, *, is_target: bool) -> str
 def _unread(kind: Any, cells: Cells, *, is_template: bool) -> str:
     """Returns a message if nearly no cell is a number, or many are far, else "".
 
-    Far numbers are over five scales from the schema's center, or above its maximum.
-    With `is_template` all centers and scales are still the 0 and 1 of the template, and
-    fewer far numbers give a message.
+    Far numbers are over five scales from the center that `kind` declares, or above its
+    maximum. With `is_template` all centers and scales are still the 0 and 1 of the
+    template schema, and fewer far numbers give a message.
     """
     is_amount = isinstance(kind, BoundedColumn)
     if cells.used <= _NEARLY_NONE * cells.total:
@@ -237,7 +241,7 @@ def _unread(kind: Any, cells: Cells, *, is_template: bool) -> str:
 def _rows(
     kinds: Mapping[str, _schema.Kind], cells: Mapping[str, Cells], target: str | None
 ) -> Table:
-    """Returns the table that `check` prints: shares of missing, unread, far cells."""
+    """Returns the table that `check` prints: a row per column, with shares of cells."""
     lines, right = [], ["missing", "not read", "beyond 5 scales"]
     for name, kind in kinds.items():
         counts = cells[name]
@@ -272,7 +276,10 @@ def _percent(count: int, total: int) -> str:
 def count_cells(
     kind: Numeric | Categorical | BoundedColumn | None, column: Column
 ) -> Cells:
-    """Counts missing, unread and far cells; kind None: numbers of unknown range."""
+    """Returns how many cells of a column are missing, not read, or far from its center.
+
+    `kind` is the schema's declaration; None stands for numbers of unknown range.
+    """
     is_used = (kind or Numeric()).is_read(column)
     unused = count_texts(column[np.flatnonzero(~is_used)])
     texts = {text: count for text, count in unused.items() if not is_mark(text)}
@@ -311,11 +318,11 @@ def count_texts(column: Column) -> Counter[str]:
 
 
 def _of_categories(cells: Cells, texts: Mapping[str, int]) -> Cells:
-    """Returns `cells` with the commonest text beside the categories as reference level.
+    """Returns `cells` with the reference level: the commonest text of no category.
 
-    `texts` counts the texts that are in none of the schema's categories. The reference
-    level is a category without a feature, which the intercept stands for. A rare text
-    is an example of unread cells instead.
+    `texts` counts the texts in none of the schema's categories. The reference level is
+    the category without a feature, which the intercept stands for. A rare text is no
+    level, but an example of unread cells.
     """
     common = [text[:_LONGEST] for text, _ in Counter(texts).most_common(2)]
     most = max(texts.values(), default=0)
@@ -341,7 +348,7 @@ def say_to_curator(texts: Iterable[str]) -> None:
 
 
 def remarks_on_lines(path: Path, text_format: TextFormat) -> Iterator[str]:
-    """Yields messages about lines of a text file that may not be one record each."""
+    """Yields messages on lines of a text file that may be no record, such as a sum."""
     for name, lines in surveys(path, text_format).items():
         if lines.one_more >= _NEARLY_ALL * lines.records > 0:
             yield (
@@ -385,7 +392,7 @@ def undecoded(cells: Cells) -> str:
 
 
 def _look(text: str) -> str:
-    """Returns advice on a text such as "1,509" or "8%": options, or how to write it."""
+    """Returns advice for reading "8%" or "1,509" as a number; "" if there is none."""
     plain = text.replace("\u00a0", " ").replace("\u202f", " ").replace("\u2019", "'")
     if re.fullmatch(r"[+-]?[\d.,' ]+%", plain):
         return "write 0.12 for 12%"
@@ -486,7 +493,7 @@ def guess_name(name: str) -> Guess:
 
 
 def guess_cells(column: Column) -> Guess:
-    """Guesses a column's center and scale, or categories, from cells: not private."""
+    """Returns a guess of center and scale, or categories, from cells: not private."""
     known = float32_of(column)
     known = known[~np.isnan(known)]
     texts = {t: count for t, count in count_texts(column).items() if not is_mark(t)}

@@ -121,7 +121,7 @@ def _read(settings: DescribeSettings, key: Key) -> tuple[dict[str, Kind], Table]
 def _contents(
     description: Description, content: dict, *, is_dark: bool
 ) -> dict[str, bytes]:
-    """Returns a description's files by name; `content` is for the JSON among them."""
+    """Returns a description's files by name: CSV, page, JSON (`content`), pictures."""
     figure = description.plot(is_dark=is_dark)
     pictures = (image_of(figure, form) for form in ("png", "svg"))
     own = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"

@@ -77,7 +77,7 @@ def _losses() -> dict[LossName, LinearLoss]:
     return {
         "logistic": losses.logistic,
         "squared": losses.squared,
-        "huber": named("huber"),  # the linear model releases its threshold
+        "huber": named("huber"),  # its threshold is released
         "poisson": losses.log_link(1.0),
         "gamma": losses.log_link(2.0),
         "tweedie": losses.log_link(_TWEEDIE),
@@ -85,10 +85,10 @@ def _losses() -> dict[LossName, LinearLoss]:
 
 
 def make_plan(settings: Settings, data: Dataset, budget: Budget) -> Plan:
-    """Returns the plan of a training, with defaults that depend on public sizes alone.
+    """Returns the plan of a training: its loss, its budget and the solver's arguments.
 
-    It has the loss, the budget and the solver's arguments, and gives the price of the
-    run. Only the task, the name, the schema and the shapes of `data` are used.
+    Defaults depend on public facts alone, which are the task, the name, the schema and
+    the shapes of `data`, so that the guarantee is known before a value is used.
     """
     is_classification = data.task == "classification"
     loss = settings.find_loss(is_classification=is_classification)
@@ -126,12 +126,12 @@ class Score(NamedTuple):
 
 
 def fit(plan: Plan, rows: tuple[Any, ...], *, key: Key, **options: Any) -> Solution:
-    """Fits a linear model, or an additive model if the plan has `smooth` features.
+    """Returns a fitted linear model; an additive one if the plan has `smooth` features.
 
-    `rows` are features (n, d), targets (n,), and weights and exposures (n,) or None;
-    `options` go to the solver. The last feature is the constant 1. Weights and
-    exposures are shares of their public maximum. A record without exposure has weight
-    zero, because it was not observed.
+    `rows` are features (n, d) with a last column of ones, targets (n,), and weights and
+    exposures (n,) or None, as shares of their public maximum. A record without exposure
+    gets weight zero, because it was not observed. `options` go to the solver
+    (`dp_linear_model` or `dp_additive_model`), which spends the plan's budget.
     """
     features, targets, weights, exposures = rows
     offsets = None
@@ -163,7 +163,7 @@ def rows_of(data: Dataset) -> tuple[np.ndarray | None, ...]:
 
 
 def training_privacy(plan: Plan, data: Dataset) -> PrivacyGuarantee:
-    """Returns the guarantee that `train_private` will state, from shapes alone."""
+    """Returns the guarantee of `train_private` before it runs, from shapes alone."""
 
     def as_shape(x: np.ndarray) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(x.shape, jnp.float32)
@@ -183,7 +183,7 @@ def train_private(
 ) -> Solution:
     """Returns the solution of the planned private solver on the training records.
 
-    With a `run_folder`, states are saved there, and the run resumes from them.
+    With a `run_folder`, the solver saves its states there, and resumes from them.
     """
     name, num_shown = plan.method, 0
 
@@ -208,10 +208,11 @@ def train_private(
 def compare(
     plan: Plan, data: Dataset, private: Solution, *, key: Key, on_step: OnStep
 ) -> list[Score]:
-    """Returns scores of models of a public data set, with the private model last.
+    """Returns scores of models of a public data set, with the `private` model last.
 
-    It is compared with the best constant and the linear model, both without privacy;
-    and, if the plan has arguments, with a plain linear model at the same budget.
+    It is compared on test records with the best constant prediction and a linear model,
+    both without privacy; and, if the plan has arguments, such as curves, with a plain
+    linear model at the same budget.
     """
     linear = dataclasses.replace(plan, arguments={})
     exact = dataclasses.replace(linear, budget=Budget(NO_PRIVACY, plan.budget.delta))
@@ -281,12 +282,13 @@ class Evaluation(NamedTuple):
 def evaluation_privacy(
     training: PrivacyGuarantee, num_samples: int, unit: str
 ) -> PrivacyGuarantee:
-    """Returns the guarantee of an evaluation at the budget of the training.
+    """Returns the guarantee of `evaluate`, which spends as much as the training did.
 
-    The index of a record, or the name of its unit, decides whether it is held out. So a
-    replaced record changes the training or the evaluation, never both, and each may
-    spend the whole budget (parallel composition), if nothing else uses both parts. The
-    evaluation uses one record of each unit, so a unit costs as much as a record.
+    The index of a record, or the name of its unit (such as a person), decides whether
+    it is held out. So a replaced record changes the training or the evaluation, never
+    both, and each may spend the budget (parallel composition), if nothing else uses
+    both parts. The evaluation uses one record of each unit, so a unit costs as much as
+    a record. `num_samples` are held out; `unit` is the neighbors' difference in words.
     """
     budget = training.epsilon, training.delta
     releases = Sampling(num_steps=2)

@@ -114,7 +114,7 @@ class Forecast:
         return "AUC" if self.loss == "logistic" else "R2"
 
     def tables(self) -> Iterator[list[list[str]]]:
-        """Yields two tables, lists of lines with titles first: costs, then attacks."""
+        """Yields tables, titles first: models' scores, then bounds on attacks."""
         wanted = self.settings.width
         lines = [["model", f"{self.loss} loss", self.score, "95 % interval"]]
         lines[0] += [] if wanted is None else [f"records for {wanted:g}"]
@@ -136,7 +136,7 @@ class Forecast:
         yield lines
 
     def texts(self) -> list[str]:
-        """Returns paragraphs from `plan.md` that explain the numbers and advise."""
+        """Returns paragraphs of the template `plan.md`: explanations and advice."""
         asked, least, best = self.settings, self.constant.loss, self.ideal.loss
         goal = least - _MOST_OF * (least - best)
         enough = [x for x in self.outcomes if x.loss <= goal]
@@ -192,7 +192,7 @@ class Forecast:
 
 
 def forecast(settings: _settings.ForecastSettings) -> None:
-    """Runs `dpjax plan`: prints, and writes to --output, what privacy would cost."""
+    """Runs `dpjax plan`: prints and writes models' quality on simulated records."""
     folder = settings.output
     if folder is not None:
         _files.check_folder("--output", folder, names=_FILES)
@@ -262,8 +262,9 @@ class _Made:
     def without_privacy(self) -> tuple[Outcome, Outcome]:
         """Returns the quality of the best model without noise, and of a constant.
 
-        A private additive model has curves only where a gain exceeds its noise. Here
-        all columns of numbers have them, and the better loss and score count.
+        The best is linear, or has curves for all columns of numbers; its loss and score
+        may come from different models. A private additive model has curves only where
+        they lower the loss by more than the noise could.
         """
         plan, data = self._plan(NO_PRIVACY, "linear")
         nothing = PrivacyGuarantee.non_private()
@@ -291,13 +292,13 @@ class _Made:
     def least_rows(
         self, epsilon: float, width: float, outcome: Outcome, ideal: Outcome
     ) -> int | None:
-        """Returns about how many records make an interval as narrow as `width`.
+        """Returns about how many records give coefficients intervals of `width`.
 
-        The search starts from the widths in `outcome`, at `epsilon`, and `ideal`,
-        without noise. A squared width is modeled as a / n for the sampling of records,
-        as without privacy, plus b / n^2 for the noise. Each fit gives the next number
-        to try, until it is within 10 per cent of the last. The number is rounded up to
-        two digits; None if the search finds none.
+        The search starts from the widths for --rows records, at `epsilon` (in
+        `outcome`) and without noise (in `ideal`). A squared width is modeled as a / n,
+        for the sampling of records, plus b / n^2, for the privacy noise. Each fit gives
+        the next n to try, until it is within 10 per cent of the last. The number is
+        rounded up to two digits; None if the search finds none.
         """
         rows, reached = self.settings.rows, outcome.width
         most = _MOST_CELLS // len(self.data(2).feature_names)
@@ -356,7 +357,7 @@ def _two_digits(number: float) -> int:
 
 
 def _with_curves(data: Dataset, knots: tuple[float, ...]) -> Dataset:
-    """Returns `data` with more features: hat functions of numeric columns (splines)."""
+    """Returns `data` with more features, linear splines of its columns of numbers."""
     columns = list(bending_features(data.schema))
 
     def bent(rows: np.ndarray) -> np.ndarray:
@@ -374,7 +375,7 @@ def _judge(plan: Plan, data: Dataset, solution: Solution) -> tuple[float, float]
 
 
 def _measure(plan: Plan, predictions: np.ndarray, data: Dataset) -> tuple[float, float]:
-    """Returns mean loss and AUC (of numbers R2) of predictions (n,) on test records."""
+    """Returns mean test loss and AUC (or R2), of predictions (n,) before the link."""
     targets, at = data.test_targets, jnp.asarray(predictions)
     loss = float(jnp.mean(plan.loss_fn.value(at, targets)))
     if data.task == "classification":
@@ -474,7 +475,7 @@ def _contents(result: Forecast) -> list[bytes]:
 
 
 def _draw(result: Forecast) -> Figure:
-    """Returns a figure: the score against epsilon, and bounds on attacks by epsilon."""
+    """Returns the figure of plan.png: the score by epsilon, and bounds on attacks."""
     figure = Figure(figsize=(9.6, 4.2), dpi=200, layout="constrained")
     left, right = figure.subplots(1, 2)
     epsilons, scores = result.settings.epsilons, [x.score for x in result.outcomes]

@@ -141,7 +141,7 @@ def show(settings: ShowLedgerSettings) -> None:
 
 
 def said_left(filled: PrivacyFilter) -> str:
-    """Returns a sentence on what a ledger has left, as epsilon of a Gaussian run."""
+    """Returns a sentence on the privacy left in a ledger, as the epsilon of one run."""
     left = filled.left
     if left.divergence <= 0:
         return "Nothing is left."
@@ -169,10 +169,11 @@ def _said_spent(read: Ledger) -> str:
 def _one_run(
     filled: PrivacyFilter, divergence: float, rounded: Callable[[float, int], str]
 ) -> str:
-    """Returns words on a Gaussian run with this Renyi divergence: epsilon at a delta.
+    """Returns words such as "one run ... of about epsilon = 1.2 at delta = 1e-06".
 
-    A ledger adds up divergences of one order, that of `filled`, but people know
-    epsilon. `rounded` takes a number and the digits to leave, and rounds up or down.
+    A ledger adds up Renyi divergences of one order, that of `filled`, but people know
+    epsilon: here that of Gaussian noise with this `divergence`. `rounded` takes a
+    number and the digits to leave, and rounds up or down.
     """
     # Gaussian noise has the divergence order / (2 multiplier^2).
     multiplier = math.sqrt((filled.order or 2) / (2 * max(divergence, 1e-300)))
@@ -216,7 +217,7 @@ def read_ledger(path: Path) -> Ledger:
 
 
 def _entry(content: Any) -> Entry:
-    """Returns a run's entry from its table in the file; raises if a type is wrong."""
+    """Returns a run's entry from its section of the TOML file; checks the types."""
     of_type(dict, "runs", content)
     price = Spending(*(number(name, content[name]) for name in Spending._fields))
     _validate.non_negative(**price._asdict())
@@ -232,10 +233,11 @@ def _texts(content: Mapping[str, Any], name: str) -> tuple[str, ...]:
 
 
 def check_room(path: Path, unit: str | None) -> Ledger:
-    """Returns the ledger in a file; raises unless it protects the same `unit` as a run.
+    """Returns the ledger in a file; raises unless its unit of privacy is `unit`.
 
-    A guarantee for units does not imply one for records, because a replaced record may
-    belong to another unit.
+    `unit` is the column of a run's --unit; None: records are protected. A guarantee for
+    units does not imply one for records, because a replaced record may belong to
+    another unit.
     """
     read = read_ledger(path)
     rule = f"{read.unit}, as in --ledger {path}"
@@ -252,11 +254,12 @@ def charge(
     unit: str | None = None,  # the column of the unit of privacy
     paid: str | None = None,  # the id of an entry
 ) -> Entry:
-    """Adds a run to a ledger, before it releases anything; waits for other runs.
+    """Adds a run to a ledger before it releases anything; returns the run's entry.
 
-    A resumed run may be in the ledger as `paid`, and does not spend twice. A run is
-    refused, and the ledger stays unchanged, if the run does not fit within the limit,
-    has another table or unit, or is in the ledger at another price. Returns its entry.
+    Waits for other runs. A resumed run may be in the ledger as `paid`, and does not
+    spend twice. A run is refused (`ValueError`), and the ledger stays unchanged, if the
+    run does not fit within the limit, has another table or unit, or is in the ledger at
+    another privacy cost.
     """
     path = path.resolve()  # a symbolic link to the ledger is kept
     with _files.locked(path):

@@ -54,7 +54,7 @@ class Trained:
         return files(self.model(), self.report(noise_key))
 
     def report(self, noise_key: str) -> dict[str, Any]:
-        """Returns the content of report.json; `noise_key` names the key's source."""
+        """Returns report.json's content; `noise_key` is the key's source, in words."""
         run, plan, data = self.run, self.plan, self.data
         content: dict[str, Any] = {
             "dpjax": dpjax.__version__,
@@ -98,7 +98,7 @@ class Trained:
         return content | {name: x for name, x in more.items() if x is not None}
 
     def model(self) -> Model:
-        """Returns the model in the units of its table.
+        """Returns the released model in the units of its table, for model.npz.
 
         A target of a public data set stays in the unit that the set states.
         """
@@ -247,7 +247,7 @@ def show_units_and_sample(console: Console, run: Run) -> None:
 def _show_evaluation(
     console: Console, evaluation: Evaluation, privacy: PrivacyGuarantee
 ) -> None:
-    """Prints private scores on held-out records, next to those of a constant."""
+    """Prints private scores on held-out records, of the model and of a constant."""
     console.print(
         f"On {evaluation.num_samples:,} records held out, by a budget of their own of "
         f"{claim(privacy.epsilon, privacy.delta)}; in brackets, 95 per cent bounds for "

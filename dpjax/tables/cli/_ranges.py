@@ -46,9 +46,10 @@ class Ranges:
     noise: Noise  # of all releases together
 
     def joined(self, training: PrivacyGuarantee) -> PrivacyGuarantee:
-        """Returns the guarantee of released ranges and a training on the same records.
+        """Returns the guarantee of these centers and scales and a training together.
 
-        By basic composition epsilons add up, and so do deltas.
+        Both use the same records: by basic composition epsilons add up, and so do
+        deltas.
         """
         parts = self.privacy, training
         # A tuple, although a list is declared: a guarantee's event must be hashable.
@@ -62,11 +63,11 @@ class Ranges:
 
 
 def plan_ranges(table: Table, epsilon: float, delta: float) -> Ranges:
-    """Plans the release of undeclared centers and scales, from public facts alone.
+    """Returns the plan to release the centers and scales that the schema leaves open.
 
-    A scale is detected if `least_seen` records have numbers of about its size. If this
-    is over half of the records, features are left out and the target gets the whole
-    budget.
+    Only public facts are used. A column's scale exceeds the noise if `least_seen`
+    records have numbers of about its size. If this is over half of the records,
+    features are left out and the target gets the whole budget (`epsilon`, `delta`).
     """
     names, num_samples = table.open_columns(), table.num_samples
     rule = "left out where the schema leaves no center and scale open"
@@ -173,8 +174,9 @@ def release_ranges(
 def _features(standard: Standard, *, may_bend: bool) -> list[Numeric]:
     """Returns the released center and scale of each column, with a limit for clipping.
 
-    Features then have about unit size, or less if many are linear, so that default step
-    sizes are stable. With `may_bend` the scales suit the knots of curves.
+    Scaled features have about unit size, or less if there are more than eight, so that
+    default step sizes are stable. With `may_bend` features may have curves, and most of
+    their numbers are within two scales, where the curves' knots are.
     """
     centers, scales = standard.centers, standard.scales
     reach = np.minimum(standard.high - centers, _MOST_SCALES * scales)

@@ -46,7 +46,7 @@ class RunFolder(NamedTuple):
     run: str = ""  # the digest of the command and the table, keyed by the run's key
 
     def checked(self) -> "RunFolder":
-        """Returns the folder with its path resolved, if it is safe to remove later."""
+        """Returns this folder, its path resolved; raises if it is unsafe to remove."""
         shown, is_link = str(self.path), self.path.is_symlink()
         rule = "a folder, no link to one, since it is removed in the end"
         _validate.require(not is_link, "--checkpoint", shown, rule)
@@ -92,7 +92,7 @@ class RunFolder(NamedTuple):
         return key_of_words(content["key"])
 
     def bound(self, key: Key, parts: Iterable[bytes]) -> "RunFolder":
-        """Returns the folder with the digest of a run; raises if it has another's key.
+        """Returns the folder with a run's digest; raises if it has another run's key.
 
         `key` is the key of the noise, and `parts` the bytes of the options and records.
         The error depends on the records. It is for the curator, who keeps the folder
@@ -183,8 +183,8 @@ class Release(NamedTuple):
     def recorded(self) -> Iterator[dict[str, bytes]]:
         """Yields a dict for files by name, which are written when the block ends.
 
-        The key is saved meanwhile, in the folder of --checkpoint. If the run breaks
-        off, it stays only if there is a state to resume from. A seed is not saved,
+        Meanwhile the key is saved in the folder of --checkpoint. If the run breaks off,
+        the folder stays only if it has a state to resume from. A seed is not saved,
         because the same command gives it again.
         """
         files: dict[str, bytes] = {}
@@ -212,8 +212,8 @@ class Release(NamedTuple):
     def write(self, files: Mapping[str, bytes]) -> None:
         """Writes the released files, all or none, before anything else can fail.
 
-        They appear in their order, after the key is gone: a key that is left could draw
-        the same noise for other records. A kill between the two loses the run.
+        The files appear in their order, after the key is gone: a key that is left could
+        draw the same noise for other records. A kill in between loses the run.
         """
         forget = (lambda: None) if self.run_folder is None else self.run_folder.remove
         with _uninterrupted():
@@ -221,7 +221,7 @@ class Release(NamedTuple):
 
 
 def begin(settings: ReleaseOptions, names: Sequence[str]) -> Release:
-    """Checks the paths of a release, and draws its key or loads a saved one.
+    """Returns a release with checked paths, and with a new key or a saved one.
 
     `names` are the files to write. The folder of --checkpoint must not be a link, and
     must be apart from the output and the inputs, because it is removed in the end.

@@ -212,7 +212,7 @@ def _values(
 
 
 def _attacks(privacy: PrivacyGuarantee) -> list[Block]:
-    """Returns a table and a picture of bounds on membership attacks, by error rate."""
+    """Returns a table and a plot with bounds on membership attacks on any record."""
     columns = _RATES, privacy.tradeoff(_RATES), privacy.posterior(0.01, _RATES)
     lines = [[*map(_percent, line)] for line in zip(*columns, strict=True)]
     head = ['wrong ones with a "yes"', "right ones, at most", "sure, at most"]
@@ -224,13 +224,14 @@ def _attacks(privacy: PrivacyGuarantee) -> list[Block]:
 
 
 def _with_event(content: Content, privacy: PrivacyGuarantee) -> PrivacyGuarantee:
-    """Returns the guarantee with its event, if the run has Gaussian noise alone.
+    """Returns the guarantee with its `DpEvent`, if the run has Gaussian noise alone.
 
     The event, which files lack, gives tighter bounds on attacks. It is known if the
-    noise multiplier, of all steps or of each, costs exactly what the run states. The k
-    records of a unit together move a mean k times as far as one record. A sample has
-    the delta(epsilon) of a batch without replacement, whatever the run on it releases
-    (Balle, Barthe, Gaboardi 2018, Theorem 9).
+    noise multiplier in `content`, of all steps or of each, costs exactly the stated
+    epsilon; otherwise `privacy` is returned as it is. The k records of a unit together
+    move a mean k times as far as one record. A sample has the delta(epsilon) of a batch
+    without replacement, whatever the run on it releases (Balle, Barthe, Gaboardi 2018,
+    Theorem 9).
     """
     stats, sample = content.get("stats", {}), content.get("sample")
     multiplier, num_steps = stats.get("noise_multiplier"), stats.get("num_steps", 1)
@@ -254,7 +255,7 @@ def _with_event(content: Content, privacy: PrivacyGuarantee) -> PrivacyGuarantee
 
 
 def _of_model(content: Content, model: Model) -> dict[str, list[Block]]:
-    """Returns the blocks that only reports on models have, by name in `report.md`."""
+    """Returns the tables and pictures for models alone, by name in `report.md`."""
     settings = [
         [name.replace("_", " "), _plain(entry)]
         for name, entry in (content["arguments"] | content["stats"]).items()

@@ -57,8 +57,8 @@ class Run:
     def of_file(self, privacy: PrivacyGuarantee) -> PrivacyGuarantee:
         """Returns the guarantee for the file, given one for the records that were read.
 
-        These may be a random sample, which amplifies it. The largest guarantee of
-        releases of disjoint records holds for all of them, as without a sample.
+        These may be a random sample, whose secrecy strengthens the guarantee. Releases
+        of disjoint records cost together as much as the largest of them.
         """
         if self.table is None or self.table.sample is None:
             return privacy
@@ -86,7 +86,7 @@ class Run:
         joined = PrivacyGuarantee.of(
             max(part.epsilon for part in (first, *rest)),
             max(part.delta for part in (first, *rest)),
-            dp_event=ComposedDpEvent(events),  # more than in parallel, so a bound
+            dp_event=ComposedDpEvent(events),  # sequential: an upper bound
             num_samples=len(self.table.is_test),
             unit=self.table.unit_words,
         )
@@ -107,7 +107,7 @@ class Run:
 
 
 def plan_training(settings: Settings, source: Table | Dataset) -> Run:
-    """Returns a run: the plan of a training on `source`, and its price in privacy."""
+    """Returns a run: the plan of a training, with its guarantees, from public facts."""
     if isinstance(source, Dataset):
         asked = _asked(settings, len(source.features))
         plan = make_plan(settings, source, asked)
@@ -163,11 +163,11 @@ def _budgets(settings: ReleaseOptions, table: Table) -> tuple[Budget, Budget, Bu
 def charge(
     run: Run, release: Release, source: Table | Dataset
 ) -> tuple[Release, str | None]:
-    """Returns the release tied to its run, and the run's id in the --ledger, if any.
+    """Returns the release tied to its run, and the run's id in the --ledger, or None.
 
-    A digest of the options and records ties the release's key to them. The run is
-    entered into the ledger. A run that resumes from its folder, with the same options,
-    has an entry already, which pays for one release, and that has not been made yet.
+    With --checkpoint, a digest of the options and records ties the key to them. With
+    --ledger, the run is entered into the ledger, which fails if its cost exceeds the
+    limit. A run that resumes has an entry already, which pays for its only release.
     """
     settings, paid = run.settings, None
     options = repr(dataclasses.replace(settings, output=None, checkpoint=None))

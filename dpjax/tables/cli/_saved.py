@@ -87,7 +87,10 @@ def figure_of(model: Model, *, is_dark: bool = False) -> Any:
 
 
 def _words_of(model: Model) -> tuple[str, str, str]:
-    """Returns an axis label, a column's effect, and what is predicted, in words."""
+    """Returns a plot's axis label, a column's effect and a model's use, in words.
+
+    For example "added price", "adds to price" and "Predicts price. A number is ...".
+    """
     name = target = model.target_name
     number = "number" if model.curves.knots else "coefficient"
     if model.positive is not None:
@@ -132,7 +135,7 @@ def weights_of(model: Model) -> tuple[list[str], list[list[str]]]:
 
 
 def _coefficients(model: Model) -> Iterator[tuple[str, str, list[float]]]:
-    """Yields a column, its category or "larger by 1", and a list of its coefficient."""
+    """Yields (column, category or "larger by 1", [coefficient]), for `weights_of`."""
     weights = model.coefficients()
     for key, kind in model.columns.items():
         for place, name in enumerate(kind.names(key)):
@@ -143,7 +146,7 @@ def _coefficients(model: Model) -> Iterator[tuple[str, str, list[float]]]:
 
 
 def _points(model: Model) -> Iterator[tuple[str, str, list[float]]]:
-    """Yields columns, positions and the values there; first the range of a curve."""
+    """Yields (column, position, [value]) of curves, after each column's [low, high]."""
     curves = model.curves
     bent = {model.feature_names[index] for index in curves.smooth}
     for key, (grid, values) in model.shapes().items():
@@ -168,7 +171,7 @@ def _at_one(model: Model) -> str:
 
 
 def limits_of(model: Model) -> Iterator[str]:
-    """Yields sentences on a model's bounds on means and columns, and missing cells."""
+    """Yields sentences on how a model clips means and columns, and on missing cells."""
     if model.mean_range is not None:
         low, high = model.mean_range
         of = ""
@@ -272,7 +275,7 @@ def _said_of_cells(model: Model, columns: Mapping[str, Column]) -> Iterator[str]
 def _said_of_means(
     model: Model, columns: Mapping[str, Column], means: np.ndarray
 ) -> Iterator[str]:
-    """Yields a message if predicted means (n,) are at an end of the model's range."""
+    """Yields a message if means (n,) are at their bounds; `columns` has exposures."""
     if model.mean_range is None:
         return
     exposure, shares = model.exposure, 1.0

@@ -68,11 +68,11 @@ class Schema:
 
 
 def read_schema(path: Path, *, link: Link | None, allows_empty: bool = False) -> Schema:
-    """Reads a schema from a TOML file.
+    """Returns the schema that a TOML file declares; raises `ValueError` if it is wrong.
 
-    For the link "logit" `[target]` needs `positive`, for "log" `scale`, else `center`
-    and `scale`. The link None accepts all, and no target. With `allows_empty`, for
-    `--private-ranges`, a section of numbers may be empty.
+    `link` is that of the loss: for "logit" `[target]` needs `positive`, for "log"
+    `scale`, else `center` and `scale`. None accepts any of these, or no target. With
+    `allows_empty`, for `--private-ranges`, a section of numbers may be empty.
     """
     _require(path.is_file(), str(path), "a file that exists")
     try:
@@ -153,7 +153,7 @@ def check_target(target: str | None, names: list[str]) -> None:
 def check_columns(
     declared: Schema, target: str | None, path: Path, names: list[str]
 ) -> str | None:
-    """Returns the target's name; raises if columns are missing or used twice."""
+    """Returns the target's name, if any; raises if columns are missing or reused."""
     asked, stated, bounded = target, declared.target_column, [*declared.bounded]
     unknown = [x for x in (*declared.columns, *bounded) if x not in names]
     target = target or stated
@@ -184,7 +184,7 @@ def _has(entry: Any, *names: str) -> bool:
 
 
 def _column(name: str, entry: Any, allows_empty: bool) -> Numeric | Categorical | None:
-    """Returns the kind that [columns.name] declares; None if it may be empty and is."""
+    """Returns what the section [columns.name] declares; see `_numeric` for None."""
     where = f"[columns.{toml_key(name)}]"
     if not _has(entry, "categories"):
         return _numeric(where, entry, allows_empty)
@@ -201,7 +201,11 @@ def _column(name: str, entry: Any, allows_empty: bool) -> Numeric | Categorical 
 
 
 def _numeric(where: str, entry: Any, allows_empty: bool) -> Numeric | None:
-    """Returns the center and scale of an entry; None if it may be empty and is."""
+    """Returns the center and scale that a section declares; None if it is empty.
+
+    `where` is the title of the section, for errors. An empty section raises unless
+    `allows_empty`: the center and scale are then released privately.
+    """
     if allows_empty and entry == {}:
         return None
     is_target = where == "[target]"

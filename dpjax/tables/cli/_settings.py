@@ -346,7 +346,7 @@ class ForecastSettings(Options):
 
     @property
     def epsilons(self) -> list[float]:
-        """The numbers in --epsilon, ascending; raises unless they are 1 to 6."""
+        """The 1 to 6 numbers in --epsilon, ascending; raises if they are malformed."""
         try:
             values = sorted({float(x) for x in self.epsilon.split(",")})
         except ValueError:

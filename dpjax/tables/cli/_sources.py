@@ -60,9 +60,9 @@ class Draw(NamedTuple):
     ) -> tuple[dict[str, Column], Units | None, Sample | None]:
         """Reads columns of a file in one pass, and keeps the records of the sample.
 
-        Returns the columns, the units of privacy of their records, and the sample's
-        size. It is None if no more than `size` are there, and the records are then in
-        the file's order.
+        Returns cells by column, the units of privacy (None without `unit`), and the
+        sample's size. The size is None if the file has no more than `size` records or
+        units; the records are then in the file's order.
         """
         wanted = [*names, *([] if self.unit is None else [self.unit])]
         tags = Tags(self.key)
@@ -146,7 +146,7 @@ class Table:
         return dataclasses.replace(self, units=units, is_test=is_test)
 
     def parts(self) -> Iterator[bytes]:
-        """Yields all bytes that a run reads of the file; their digest identifies it."""
+        """Yields the bytes of cells and public facts; their digest names the table."""
         units = self.units
         report = units and units.report()
         public = self.schema, self.target, [*self.columns], report, self.sample
@@ -161,9 +161,9 @@ class Table:
             yield array.tobytes() if is_plain else repr(array.tolist()).encode()
 
     def held_out(self, share: float) -> "Table":
-        """Returns the table with a share of its records held out for testing.
+        """Returns the table with a share of its records (or units) held out for tests.
 
-        A public seed and the number of records choose them: a table may be sorted.
+        A permutation from a public seed chooses them, because a table may be sorted.
         """
         words, size = "records" if self.units is None else "units", len(self.is_test)
         num_held_out = round(share * size)
@@ -199,7 +199,7 @@ class Table:
 
 
 def load_public(name: str, settings: Settings) -> Dataset:
-    """Loads a public data set; requires that options of files are left out."""
+    """Returns a public data set; raises if an option is given that only files have."""
     own = "ledger", "schema", "target", "private_ranges", "holdout", "unit"
     own += ("max_records", *_options.declared(TextOptions))
     for option in own:
@@ -212,8 +212,8 @@ def load_public(name: str, settings: Settings) -> Dataset:
 def read_private(settings: Settings, key: Key) -> Table:
     """Returns the `Table` of a user's file for a training, with its schema checked.
 
-    A share --holdout of the records is marked for tests. A sample is drawn with `key`
-    if the file is too large. No value of a cell raises.
+    A share --holdout of the records is marked for tests. If the file has more records
+    than --max-records allows, `key` draws a sample. No value of a cell raises.
     """
     path, text_format = Path(settings.source), settings.text_format
     schema, target, link = settings.schema, settings.target, link_of(settings.loss)
@@ -264,7 +264,11 @@ def read_records(
     text_format: TextFormat,
     numbers: Container[str] = (),  # columns to convert to float32
 ) -> Table:
-    """Returns the `Table` of a file: the schema's columns, of a sample if too large."""
+    """Returns a file's `Table`, for a training or (without a target) a description.
+
+    It has the cells in the columns of the schema and the target. If there are more
+    records (or units) than `draw` allows, it has a random sample of them.
+    """
     targets = [target] if target else []
     used = [*schema.columns, *targets, *schema.bounded]
     rule = f"a column of {names} that is neither a feature nor the target"
@@ -272,7 +276,8 @@ def read_records(
     _validate.require(is_fine, "--unit", draw.unit, rule)
     columns, units, sample = draw.read(path, used, text_format, numbers=numbers)
     num_records = len(columns[used[0]])
-    is_fine = num_records > 0 or draw.listed is not None  # with a list, it is private
+    # With a public list of units, whether any of them has a record is private.
+    is_fine = num_records > 0 or draw.listed is not None
     _validate.require(is_fine, "DATA", str(path), "a file with at least one record")
     is_test = np.zeros(num_records, bool)
     table = Table(path.name, columns, schema, target, is_test, sample=sample)
@@ -282,7 +287,7 @@ def read_records(
 def _check_model(
     settings: Settings, columns: Mapping[str, _schema.Kind], num_records: int
 ) -> None:
-    """Requires enough records and a column of numbers for --model additive."""
+    """Checks that --model additive has enough records and a column of numbers."""
     # A column without declared range holds numbers.
     closed: Any = {name: kind or Numeric() for name, kind in columns.items()}
     for is_fine, where in (
@@ -324,7 +329,7 @@ def encode_table(table: Table) -> Dataset:
     else:
         has_target = target.is_read(cells)
     weights = np.where(has_target, 1.0 if weights is None else weights, 0.0)
-    weights = weights.astype(np.float32)  # empty places have weight zero
+    weights = weights.astype(np.float32)  # a unit's empty places have zero
 
     def trained(rows: np.ndarray) -> np.ndarray:
         if units is None:
@@ -385,7 +390,7 @@ def blank_data(table: Table) -> Dataset:
 def _closed(
     table: Table,
 ) -> tuple[dict[str, Numeric | Categorical], Numeric | Categorical]:
-    """Returns the encodings of features and target; raises if one is undeclared."""
+    """Returns the declarations of features and target; raises if a scale is open."""
     declared = {k: v for k, v in table.schema.columns.items() if v is not None}
     target = table.schema.target
     if target is None or len(declared) < len(table.schema.columns):

@@ -88,8 +88,8 @@ def end_stage() -> None:
 def refusals(as_typed: Mapping[str, str] = _NOTHING) -> Iterator[None]:
     """Prints an error in the block on one line, so that it can be copied; exits with 2.
 
-    `as_typed` has the option that the user typed for an argument's name. No error
-    depends on values of private records, except with --strict or --checkpoint.
+    `as_typed` maps an argument's name in Python to the option that the user typed. No
+    error depends on values of private records, except with --strict or --checkpoint.
     """
     try:
         yield
@@ -108,7 +108,7 @@ def refusals(as_typed: Mapping[str, str] = _NOTHING) -> Iterator[None]:
 
 @contextlib.contextmanager
 def progress_bars(console: Console) -> Iterator[OnStep]:
-    """Shows a bar for each name, and yields the function that moves the bars."""
+    """Shows progress bars; yields the function that adds and moves them, by name."""
     columns = "{task.description:30}", BarColumn(), MofNCompleteColumn()
     end_stage()
     with Progress(*columns, TimeElapsedColumn(), console=console) as progress:

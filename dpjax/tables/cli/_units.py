@@ -89,8 +89,9 @@ def units_of(
 ) -> Units:
     """Returns the units of privacy of a table, from the column with their names.
 
-    Records of names that are not in `names` belong to no unit. Without it the units are
-    the names that occur, with records without a value as one unit.
+    A unit, such as a person, owns the records with its name. Names that are not in
+    `names` are no unit. Without `names` all names that occur are units, and the records
+    without a value are one unit.
     """
     distinct, codes = named(cells)
     ordered = order or sorted(set(distinct if names is None else names))
@@ -105,7 +106,7 @@ def units_of(
 
 
 def named(cells: Iterable[Any] | Texts) -> tuple[list[str], np.ndarray]:
-    """Returns names of units, with duplicates, and the index in them of each cell."""
+    """Returns names of units (a name may recur), and each cell's index in them (n,)."""
     if isinstance(cells, Texts):
         texts, codes = cells.distinct
     elif isinstance(cells, np.ndarray) and cells.dtype != object:
