@@ -81,9 +81,8 @@ def test_what_it_costs(monkeypatch):
     monkeypatch.setattr("dpjax.tables.cli._fit.private_scores", scores)
     privacy, _ = evaluation(many(PRICE, n=50), PRICE, epsilon=0.7, delta=1e-6)
     assert (privacy.epsilon, privacy.delta) == (0.7, 1e-6)
-    (multiplier,) = multipliers
-    assert multiplier == privacy.dp_event.event.noise_multiplier
-    spent = gaussian_epsilon(multiplier, 1e-6, sensitivity=1.0, num_releases=2)
+    assert multipliers == [privacy.dp_event.event.noise_multiplier]
+    spent = gaussian_epsilon(*multipliers, 1e-6, sensitivity=1.0, num_releases=2)
     assert spent == pytest.approx(0.7, rel=1e-6)
 
 

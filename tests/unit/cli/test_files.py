@@ -10,9 +10,21 @@ import polars as pl
 import pytest
 
 from dpjax.datasets import Categorical
-from tests.unit.cli.command import done, invoke, model_content, outputs_of, tree
+from tests.unit.cli.command import (
+    done,
+    invoke,
+    model_content,
+    outputs_of,
+    refused,
+    tree,
+)
 from tests.unit.models.test_model import ROOMS, model
 
+SCHEMA = """\
+columns.rooms = {center = 4, scale = 2}
+columns.town = {categories = ["Lier", "Mons"]}
+target = {column = "price", center = 300, scale = 100}
+"""
 HEAD = ["town", "rooms", "price"]
 NAMES = ["Ghent", "Lier", "Mons"]
 ROWS = [[NAMES[i % 3], str(i % 7), f"{1000 + i}.5"] for i in range(60)]
@@ -89,14 +101,12 @@ def test_lines_are_told_by_what_looks_at_records(here, kind):
 
     def told(*options):
         shown = outputs_of("schema", "data.csv", "--from-data", *options)
-        check = ["check", "data.csv", "--schema", "schema.toml"]
-        checked = outputs_of(*check, *options)
-        assert (shown[0], checked[0]) == (0, 0)
-        return message in shown[2], message in checked[1]
+        checked = outputs_of("check", "data.csv", "--schema", "schema.toml", *options)
+        return shown[0], checked[0], message in shown[2], message in checked[1]
 
-    assert told() == (True, True)
+    assert told() == (0, 0, True, True)
     if options is not None:
-        assert told(*options) == (False, False)
+        assert told(*options) == (0, 0, False, False)
     # What looks at the header alone tells nothing.
     assert invoke("schema", "data.csv", "--target", "price").stderr == ""
 
@@ -132,14 +142,11 @@ def test_a_title_above_the_header_is_told(here):
 
 
 def test_many_categories_times_and_one_row(here):
-    def proposed(*options):
-        return invoke("schema", *options).stdout
-
     rows = [[f"c{i}", str(i % 9), "2020-01-01", "7"] for i in range(500)]
     head = ["code", "OpTime", "start_date", "price"]
     (here / "data.csv").write_text(text(rows, head))
     given = "--target", "price", "--from-data", "--loss", "gamma"
-    content = tomllib.loads(proposed("data.csv", *given))
+    content = tomllib.loads(invoke("schema", "data.csv", *given).stdout)
     assert content["columns"] == {"OpTime": {"center": 4.0, "scale": 3.0}}
     columns = {
         "start_date": np.arange(9.0),
@@ -148,20 +155,13 @@ def test_many_categories_times_and_one_row(here):
         "price": np.arange(9.0) * 40 - 100,
     }
     pl.DataFrame(columns).write_parquet(here / "data.parquet")
-    shown = proposed("data.parquet", "--target", "price")
+    shown = invoke("schema", "data.parquet", "--target", "price").stdout
     assert "# [columns.time] is left out: it holds times or dates." in shown
     assert set(tomllib.loads(shown)["columns"]) == {"start_date"}
-    content = tomllib.loads(proposed("data.parquet", *given))
+    content = tomllib.loads(invoke("schema", "data.parquet", *given).stdout)
     assert content["target"] == {"column": "price", "scale": 100.0}
     (here / "data.csv").write_text(text(ROWS[:1]))
     done(invoke("schema", "data.csv", "--from-data"))
-
-
-SCHEMA = """\
-columns.rooms = {center = 4, scale = 2}
-columns.town = {categories = ["Lier", "Mons"]}
-target = {column = "price", center = 300, scale = 100}
-"""
 
 
 def parquet(**columns):
@@ -219,7 +219,7 @@ def test_a_file_that_is_refused_leaves_nothing(here, kind):
     before = tree(here)
     train = f"train {name} --schema schema.toml --loss squared --epsilon 1 --output out"
     for words in (f"predict model.npz {name}", train):
-        code, shown, errors = outputs_of(*words.split())
-        assert (code, shown) == (2, "")
-        assert message in errors
+        result = invoke(*words.split())
+        refused(result, message)
+        assert result.stdout == ""
     assert tree(here) == before
