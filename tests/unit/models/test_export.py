@@ -94,17 +94,17 @@ def connected(engine, columns, rows):
     return connection
 
 
-def session_of(content):
+def session_of(made):
     runtime = pytest.importorskip("onnxruntime", reason="onnxruntime runs the model")
+    pytest.importorskip("onnx", reason="onnx writes the model")
     options = runtime.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = 1, 4
-    return runtime.InferenceSession(content, options)
+    return runtime.InferenceSession(made.export("onnx"), options)
 
 
 def agrees(made, runner):
     if runner == "onnx":
-        pytest.importorskip("onnx", reason="onnx writes the model")
-        (scores,) = session_of(made.export("onnx")).run(None, TABLE)
+        (scores,) = session_of(made).run(None, TABLE)
     else:
         scores = by_database(runner, made.export("sql"), TABLE)
     expected, found = made.predict(TABLE), np.array(scores, np.float64)
@@ -247,8 +247,7 @@ def test_a_column_that_is_not_there_is_an_error(engine):
 
 
 def test_a_runtime_reads_each_cell_as_predict_does_or_stops():
-    pytest.importorskip("onnx", reason="onnx writes the model")
-    session = session_of(CELL_MODEL.export("onnx"))
+    session = session_of(CELL_MODEL)
     for text in TEXTS:
         cells = np.array([text], object)
         numbers = dict.fromkeys(["amount", "far"], np.array([1.0]))

@@ -102,12 +102,9 @@ def test_all_releases_share_one_budget(monkeypatch, estimator, is_open, epsilon,
 
         monkeypatch.setattr(owner, name, wrapped)
 
-    class Stop(Exception):
-        pass
-
     def solver(*args, noise_multiplier, **kwargs):
         parts.append(noise_multiplier)
-        raise Stop
+        raise InterruptedError
 
     for owner in (_linear, _regressors):
         spy(owner, "release_scales", lambda kwargs: kwargs["noise"].multiplier)
@@ -121,7 +118,7 @@ def test_all_releases_share_one_budget(monkeypatch, estimator, is_open, epsilon,
         given["target_range"] = (-3, 3)
     rng = np.random.default_rng(0)
     model = estimator(random_state=0, epsilon=epsilon, delta=delta, **given)
-    with pytest.raises(Stop):
+    with pytest.raises(InterruptedError):
         model.fit(rng.normal(size=(n, d)), rng.integers(0, 2, n))
     if estimator in CLASSIFIERS and "classes" not in given:
         delta *= 1 - _labels.DELTA_SHARE
@@ -203,14 +200,14 @@ REFUSED = [
 
 
 def test_what_is_refused_releases_nothing(monkeypatch):
-    def refuse(*args, **kwargs):
-        raise AssertionError("something was released")
-
-    for owner in (_linear, _regressors):
-        monkeypatch.setattr(owner, "release_scales", refuse)
-    monkeypatch.setattr(_linear, "dp_linear_model", refuse)
-    monkeypatch.setattr(_additive, "dp_additive_model", refuse)
-    monkeypatch.setattr(_labels, "release_labels", refuse)
+    for owner, name in (
+        (_linear, "release_scales"),
+        (_regressors, "release_scales"),
+        (_linear, "dp_linear_model"),
+        (_additive, "dp_additive_model"),
+        (_labels, "release_labels"),
+    ):
+        monkeypatch.setattr(owner, name, None)  # a call is a TypeError
     for estimator, given, message in REFUSED:
         with pytest.raises(ValueError, match=message) as why:
             estimator.fit(**given)
