@@ -121,9 +121,8 @@ def test_missing_targets_have_no_weight_and_are_told(folder):
     assert code == 0
     assert "their records have no weight" in shown
     assert "have no target that can be read" in trained
-    assert read_report(folder / "out")["stats"]["constant"] == pytest.approx(
-        2.73, rel=0.02
-    )
+    stats = read_report(folder / "out")["stats"]
+    assert stats["constant"] == pytest.approx(2.73, rel=0.02)
 
 
 def test_check_counts_and_writes_nothing(folder):

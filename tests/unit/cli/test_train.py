@@ -1,6 +1,7 @@
 """`dpjax train`: its runs, the files that they leave, and what it refuses."""
 
 import dataclasses
+import functools
 import json
 import os
 from pathlib import Path
@@ -76,13 +77,10 @@ def test_the_plan_has_as_many_curves_as_the_solver_makes(changes, num_knots):
     plan = plan_of(data, **changes)
     assert plan.method == f"DP {'additive' if num_knots else 'linear'} model"
     if num_knots is not None:
-        solution = jax.eval_shape(
-            lambda: dp_additive_model(
-                *("logistic", data.train),
-                **{"key": jax.random.key(0), "smooth": [0, 1], "intercept": -1},
-                **{"epsilon": changes.get("epsilon", 8.0), "delta": 400**-1.1},
-            )
-        )
+        options = {"smooth": [0, 1], "intercept": -1, "delta": 400**-1.1}
+        fit = functools.partial(dp_additive_model, "logistic", data.train, **options)
+        epsilon = changes.get("epsilon", 8.0)
+        solution = jax.eval_shape(lambda: fit(key=jax.random.key(0), epsilon=epsilon))
         assert len(solution.params.knots) == num_knots
 
 
@@ -278,12 +276,10 @@ def test_mistakes_in_the_data_argument(rooms, monkeypatch):
     monkeypatch.delenv("DPJAX_DATA", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(rooms / "cache"))
     (rooms / "one.csv").write_text("rooms,town,price\n1,2,3\n")
-    np.savez("ragged.npz", rooms=np.ones(3), town=np.ones(2), price=np.ones(3))
     before = tree(rooms)
     for name, *parts in [
         ("none.csv", "DATA must be a file, or one of adult, rand_hie", "'none.csv'"),
         ("one.csv", "--delta must be given with a single record, of which n^-1.1 is 1"),
-        ("ragged.npz", "DATA must be made of columns of one shape", "(2,)"),
         (".", "or a folder of such alone, without class.toml, number.toml"),
     ]:
         refused(run(name, *options()), *parts)
