@@ -58,10 +58,8 @@ def test_no_cell_raises_or_warns():
 
 def test_a_record_is_encoded_by_itself():
     rng = np.random.default_rng(0)
-    columns = {
-        "x": rng.standard_cauchy(50).astype(np.str_),
-        "c": rng.choice(["a", "b", "z"], 50),
-    }
+    x = rng.standard_cauchy(50).astype(np.str_)
+    columns = {"x": x, "c": rng.choice(["a", "b", "z"], 50)}
     schema = {"x": Numeric(1, 3), "c": Categorical(("a", "b"))}
     features, names = encode(columns, schema)
     part, _ = encode({k: v[:7] for k, v in columns.items()}, schema)

@@ -170,11 +170,8 @@ CELL_COLUMNS = {
     "far": Numeric(),
 }
 SIZE = sum(len(kind.names("")) for kind in CELL_COLUMNS.values())
-CELL_MODEL = model(
-    params=0.1 + np.sqrt(np.arange(1.0, SIZE + 2)),
-    columns=CELL_COLUMNS,
-    target=Numeric(),
-)
+CELL_WEIGHTS = 0.1 + np.sqrt(np.arange(1.0, SIZE + 2))
+CELL_MODEL = model(params=CELL_WEIGHTS, columns=CELL_COLUMNS, target=Numeric())
 PLAIN = ["1", "0", "7", "-3", BIG, "0.5", "-0.3", "true", "True", "Ghent", "ghent"]
 PLAIN += ["", "nan", "?", "é", "a\n=1+1", "x01", "1E5", "'", "01", "02", "Lier", "2"]
 SPELLED = ["1.00", "+1", "-1", "1.", "001", "1e0", "1e+00", "1.0e+00", "0.10e+01"]

@@ -164,10 +164,8 @@ def test_a_fit_on_a_sample_has_every_option(fit, monkeypatch):
     monkeypatch.setitem(fit.__globals__, "on_sample", on_sample)
     options = {"smooth": (0,)} if fit is dp_additive_model else {}
     fit("squared", table(9), key=jax.random.key(0), epsilon=1.0, delta=0.1, **options)
-    # A noise multiplier is refused.
-    assert {*inspect.signature(fit).parameters} - {*passed} == {
-        *("loss", "data", "noise_multiplier")
-    }
+    others = {"loss", "data", "noise_multiplier"}  # of which the last is refused
+    assert {*inspect.signature(fit).parameters} - {*passed} == others
 
 
 def test_a_solution_has_the_shape_of_each_column():
@@ -271,9 +269,8 @@ def test_knots_of_bands_follow_from_public_numbers():
 def test_bands_cost_no_more_than_the_budget(banded):
     assert sum(banded.stats["shares"].values()) == pytest.approx(1.0)
     assert "gain" not in banded.stats  # there is no choice that they would not count
-    linear = dp_linear_model(
-        "squared", table(100), key=jax.random.key(0), epsilon=4.0, delta=1e-5
-    )
+    options = {"key": jax.random.key(0), "epsilon": 4.0, "delta": 1e-5}
+    linear = dp_linear_model("squared", table(100), **options)
     assert banded.privacy.epsilon == 4.0
     assert banded.stats["noise_multiplier"] == linear.stats["noise_multiplier"]
 

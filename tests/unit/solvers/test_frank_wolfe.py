@@ -60,9 +60,8 @@ def test_budgets():
 
 def test_a_start_at_hand_is_checked_where_the_key_is_traced():
     def run(start):
-        return jax.jit(lambda key: solve(params=start, key=key, num_steps=5).params)(
-            jax.random.key(0)
-        )
+        traced = jax.jit(lambda key: solve(params=start, key=key, num_steps=5).params)
+        return traced(jax.random.key(0))
 
     assert L1Ball(1.0).contains(run(jnp.zeros(3)))
     for value, constraint in (
@@ -108,9 +107,8 @@ def test_selection_error_is_a_high_probability_bound():
     rows = jnp.tile(jnp.linspace(-1, 1, 20), (40, 1))
 
     def errors(key):
-        solution = solve(
-            rows, jnp.zeros(20), key=key, num_steps=1, learning_rate=1.0, epsilon=3.0
-        )
+        options = {"num_steps": 1, "learning_rate": 1.0, "epsilon": 3.0}
+        solution = solve(rows, jnp.zeros(20), key=key, **options)
         return 1 + jnp.dot(solution.params, rows[0]), solution.stats["selection_error"]
 
     gaps, bounds = jax.jit(jax.vmap(errors))(jax.random.split(jax.random.key(2), 2000))
@@ -136,11 +134,11 @@ def test_sensitivity_is_that_of_clipped_records():
 def test_one_record_beyond_the_threshold_counts_as_one_at_it():
     x, y = np.eye(2, dtype=np.float32)[[0, *[1] * 39]], np.ones(40, np.float32)
     options = {"epsilon": 1e6, "delta": 1e-5, "threshold": 1.0, "num_steps": 40}
-    params = [
-        dp_lasso(size * x, size * y, key=jax.random.key(0), **options).params
-        for size in (1.0, 1e9)
-    ]
-    np.testing.assert_array_equal(*params)
+
+    def params(size):
+        return dp_lasso(size * x, size * y, key=jax.random.key(0), **options).params
+
+    np.testing.assert_array_equal(params(1.0), params(1e9))
 
 
 def test_the_scaled_gradient_keeps_its_bound_wherever_the_weights_are():

@@ -76,9 +76,8 @@ def test_groups_are_found_and_missing_records_count_nowhere():
     is_known[:200] = False
     samples[:100], groups[100:200] = np.nan, [-1, 7] * 50
     solution = group_means(samples, groups, quantiles=(0.5, 0.9))
-    counts, means, quantiles = (
-        np.asarray(solution.params[name]) for name in ("counts", "means", "quantiles")
-    )
+    names = "counts", "means", "quantiles"
+    counts, means, quantiles = (np.asarray(solution.params[name]) for name in names)
     assert counts.dtype == np.int32
     assert np.all(np.abs(counts - np.bincount(groups[is_known])) < 100)
     assert np.all(np.abs(means - 100 - PLACES) < [0.3, 0.4, 0.6, 2.0])

@@ -101,9 +101,8 @@ def by_hand(name, multiplier):
 @functools.partial(jax.jit, static_argnums=0)
 def step_by_hand(name, multiplier, params, state, batches):
     batch, mask, batches = CASES[name][1].draw(batches, records())
-    updates, state = by_hand(name, multiplier).update(
-        streamed_grad(loss_fn)(params, batch), state, params, is_padding_example=mask
-    )
+    grads, marks = streamed_grad(loss_fn)(params, batch), {"is_padding_example": mask}
+    updates, state = by_hand(name, multiplier).update(grads, state, params, **marks)
     return optax.apply_updates(params, updates), state, batches
 
 

@@ -1,5 +1,6 @@
 """Sample and aggregate: its smooth bound, its noise, its subsets, odd results."""
 
+import functools
 import math
 
 import jax
@@ -103,10 +104,8 @@ def test_loop_equals_vmap(overlap):
     def fit(subset):
         return {"w": subset["x"].mean(axis=0)}
 
-    one, other = (
-        solve(data, fit, vectorize=vectorize, overlap=overlap, **options)
-        for vectorize in (True, False)
-    )
+    run = functools.partial(solve, data, fit, overlap=overlap, **options)
+    one, other = run(vectorize=True), run(vectorize=False)
     np.testing.assert_allclose(one.params["w"], other.params["w"], rtol=1e-5)
     assert one.stats == other.stats
 

@@ -308,9 +308,8 @@ class TestSecondMoments:
 
 
 def test_blocks_are_clipped_apart_and_noise_holds_for_both():
-    estimator = BlockClipping(
-        {"weights": 2.0, "intercept": 0.5}, (("weights", 0.9), ("intercept", 0.1))
-    )
+    shares = ("weights", 0.9), ("intercept", 0.1)
+    estimator = BlockClipping({"weights": 2.0, "intercept": 0.5}, shares)
     sample = {"weights": jnp.array([30.0, 40.0]), "intercept": jnp.array(-9.0)}
     clipped = estimator.influence(sample)
     weights = np.array([0.6, 0.8]) * 0.9**0.5
