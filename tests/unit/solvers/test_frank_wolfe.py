@@ -64,14 +64,14 @@ def test_a_start_at_hand_is_checked_where_the_key_is_traced():
         return traced(jax.random.key(0))
 
     assert L1Ball(1.0).contains(run(jnp.zeros(3)))
-    for value, constraint in (
-        (0.5, L1Ball(1.0)),
-        (0, Polytope(np.eye(3))),
-        (0, Simplex(1.0)),
+    for start, constraint in (
+        (jnp.full(3, 0.5), L1Ball(1.0)),
+        (jnp.zeros(3), Polytope(np.eye(3))),
+        (jnp.zeros(3), Simplex(1.0)),
     ):
         name = type(constraint).__name__
         with pytest.raises(ValueError, match=f"params must be in {name}"):
-            solve(params=jnp.full(3, float(value)), constraint=constraint)
+            solve(params=start, constraint=constraint)
     with pytest.raises(ValueError, match="params must be in L1Ball"):
         run(jnp.full(3, 0.5))
 
@@ -132,7 +132,7 @@ def test_sensitivity_is_that_of_clipped_records():
 
 
 def test_one_record_beyond_the_threshold_counts_as_one_at_it():
-    x, y = np.eye(2, dtype=np.float32)[[0, *[1] * 39]], np.ones(40, np.float32)
+    x, y = np.float32([[1, 0], *[[0, 1]] * 39]), np.ones(40, np.float32)
     options = {"epsilon": 1e6, "delta": 1e-5, "threshold": 1.0, "num_steps": 40}
 
     def params(size):
