@@ -456,7 +456,7 @@ TABLE = r"""
 ~ values = jnp.where(jnp.isnan(samples), {{missing|jnp.inf}}, samples)
 ? (lambda c: 0 < int(c[0]) < int(c[-1]))(solvers.statistics._quantile.num_up_to(
 ? jnp.full(99, jnp.nan), jnp.array([0.0, 1.0, 2.0]), 0.5))
-@ tests/unit/solvers/test_lasso.py
+@ tests/unit/solvers/test_frank_wolfe.py
 = a Lasso's targets are not clipped
 ~         {{clip((features, targets), threshold)|(features, targets)}},
 ~

@@ -13,8 +13,16 @@ import polars as pl
 import pytest
 
 from dpjax import load_model
-from tests.unit.cli.command import done, invoke, outputs_of, words_of
-from tests.unit.cli.rooms import options, params_of, read_report, run
+from tests.unit.cli.command import (
+    done,
+    invoke,
+    options,
+    outputs_of,
+    params_of,
+    read_report,
+    run,
+    words_of,
+)
 from tests.unit.cli.test_amounts import SCHEMA as AMOUNTS
 
 

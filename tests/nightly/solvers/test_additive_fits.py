@@ -8,7 +8,7 @@ import pytest
 from dpjax import losses
 from dpjax.solvers import Execution
 from dpjax.solvers.additive._curves import FINE, FINEST
-from tests.unit.solvers.test_additive_model import NUM, amounts, bent, solve, table
+from tests.unit.solvers.test_additive_model import NUM, bent, solve, table
 
 
 def test_under_jit_the_same_model_is_chosen():
@@ -95,6 +95,17 @@ def test_knots_of_a_sample_are_those_of_its_size():
     assert np.mean(error**2) < 0.2 * np.var(bent(features))
     slopes = [solve(max_records=most).params.slopes for most in (None, NUM)]
     np.testing.assert_array_equal(*slopes)
+
+
+def amounts(shift=0.0):
+    """A column of zeros and, in one of seven records, amounts that decide the label."""
+    features, noise = table()
+    rng = np.random.default_rng(1)
+    found = rng.choice([0.3125, 0.375, 0.4375], NUM)
+    features[:, 0] = np.where(rng.random(NUM) < 0.14, found, 0.0)
+    labels = np.where(features[:, 0] == 0, noise > features[:, 1], found == 0.375)
+    features[:, 0] += shift
+    return features, labels
 
 
 def test_a_column_that_is_mostly_zero_tells_amounts_apart():

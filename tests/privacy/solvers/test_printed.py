@@ -14,7 +14,7 @@ from dpjax.batching import Disjoint
 from dpjax.estimators import Clipping, MedianOfMeans, SmoothedTruncation, Truncation
 from dpjax.solvers import dp_gradient_descent, dp_mean
 from tests.privacy.solvers.test_sample_and_aggregate import SMOOTHNESS, pairs_of
-from tests.unit.solvers import test_frank_wolfe, test_lasso, test_sparse
+from tests.unit.solvers import test_frank_wolfe, test_sparse
 
 EPSILON, DELTA, NUM_STEPS = 1.0, 1e-5, 50
 MEDIANS = MedianOfMeans(Truncation(1.0), 3)
@@ -106,7 +106,7 @@ def test_frank_wolfe_costs_what_is_stated():
 @pytest.mark.parametrize("radius", [0.5, 1.0, 9.0])
 def test_lasso_costs_what_is_stated(radius):
     # Its exponent is for the unit ball: a large one is less private than it says.
-    solution = test_lasso.solve(num_steps=50, fit=printed.lasso, radius=radius)
+    solution = test_frank_wolfe.lasso(num_steps=50, fit=printed.lasso, radius=radius)
     choice = 1 / (2 * math.sqrt(100 * math.log(1e5))) * (1 + radius) / 4
     assert solution.stats["selection_epsilon"] == pytest.approx(choice)
     spent = solution.privacy.epsilon, 1e-5

@@ -1,13 +1,29 @@
-"""Runs `dpjax` in this process."""
+"""Runs `dpjax` in this process, on a small table of rooms and prices among others."""
 
+import functools
+import json
 import os
 import re
+from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from dpjax.tables.cli._app import app
 from dpjax.tables.cli._outputs import files
+
+ROOMS = """
+[columns.rooms]
+center = 4
+scale = 2
+
+[columns.town]
+categories = ["Ghent", "Lier"]
+
+[target]
+"""
+NUMBER = "center = 300\nscale = 100\n"
 
 
 def invoke(*arguments):
@@ -51,23 +67,56 @@ def tree(folder):
     }
 
 
+def write_table(columns):
+    """Writes texts of cells to data.csv."""
+    rows = [list(columns), *zip(*columns.values(), strict=True)]
+    Path("data.csv").write_text("".join(",".join(row) + "\n" for row in rows))
+
+
 def model_content(model):
     """Returns the content of a model's file, as the command writes it."""
     return files(model, {})["model.npz"]
 
 
-def refusals(lines, run=invoke):
+def refusals(lines, run=invoke, fixture="folder"):
     """Returns a test of lines `words => message`: refused, and nothing is written.
 
-    The words are those of a command, which runs in the fixture `folder`.
+    The words are those of a command, which runs in a fixture.
     """
 
     @pytest.mark.parametrize(
         ("words", "message"), re.findall(r"^(.+?) =>\s+(.+)$", lines, re.MULTILINE)
     )
-    def test(folder, words, message):
+    def test(request, words, message):
+        folder = request.getfixturevalue(fixture)
         before = tree(folder)
         refused(run(*words.split()), message)
         assert tree(folder) == before
 
     return test
+
+
+# -- `dpjax train` on the table of the fixture `rooms` --------------------------------
+run = functools.partial(invoke, "train")
+
+
+def options(**changes):
+    """The arguments of a good run on data.csv, some changed or, if None, left out."""
+    given = {
+        "schema": "number.toml",
+        "target": "price",
+        "loss": "squared",
+        "epsilon": 1,
+        "output": "out",
+    } | changes
+    pairs = {k.replace("_", "-"): v for k, v in given.items() if v is not None}
+    return [text for k, v in pairs.items() for text in (f"--{k}", v)]
+
+
+def read_report(folder):
+    return json.loads((folder / "report.json").read_text())
+
+
+def params_of(folder):
+    with np.load(folder / "out" / "model.npz") as saved:
+        return saved["params"]

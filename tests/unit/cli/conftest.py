@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.unit.cli.rooms import NUMBER
-from tests.unit.cli.rooms import SCHEMA as ROOMS
+from tests.unit.cli.command import NUMBER, ROOMS
 
 SCHEMA = """\
 columns.x = {center = 0, scale = 1}

@@ -1,7 +1,7 @@
 """What the curator is told of cells: by `dpjax check`, and by `dpjax train` itself."""
 
-import json
 import shlex
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -12,6 +12,7 @@ from dpjax.datasets import Categorical
 from dpjax.tables.cli import _terminal
 from dpjax.tables.cli._curator import count_cells
 from tests.unit.cli.command import outputs_of as invoke
+from tests.unit.cli.command import read_report, write_table
 
 COLUMNS = {
     "age": [str(20 + i % 60) for i in range(200)],
@@ -27,6 +28,7 @@ GOOD = {
     "town": '{categories = ["Ghent"]}',
     "flag": '{categories = ["1"]}',
 }
+CHECK = "check", "data.csv", "--schema", "schema.toml"
 PRICE = '{column = "price", center = 1000, scale = 500}'
 
 
@@ -38,9 +40,7 @@ def schema(target=PRICE, **columns):
 @pytest.fixture
 def folder(here):
     """A working directory with a table of which little can be used."""
-    lines = [",".join(cells) for cells in zip(*COLUMNS.values(), strict=True)]
-    text = "\n".join([",".join(COLUMNS), *lines]) + "\n"
-    (here / "data.csv").write_text(text)
+    write_table(COLUMNS)
     return here
 
 
@@ -92,21 +92,18 @@ def test_wholly_wrong_input_is_named_and_strict_stops(folder, name, monkeypatch)
     assert "--strict stopped the run before training: nothing was spent" in said
     assert sorted(folder.rglob("*")) == before
     # Without it the run goes on: a refusal would depend on private values.
-    monkeypatch.setattr("dpjax.tables.cli._train.train_private", begin)
+    begins = mock.Mock(side_effect=ValueError("it began."))
+    monkeypatch.setattr("dpjax.tables.cli._train.train_private", begins)
     _, _, said = train(loss=loss)
     assert message in said
     assert said.endswith("Error: it began.")
-
-
-def begin(*_, **__):
-    raise ValueError("it began.")
 
 
 def test_good_columns_are_not_named(folder):
     good = {name: GOOD[name] for name in ("age", "town", "flag")}
     target = '{column = "smoker", positive = true}'
     (folder / "schema.toml").write_text(schema(target, **good))
-    code, shown, said = invoke("check", "data.csv", "--schema", "schema.toml")
+    code, shown, said = invoke(*CHECK)
     assert (code, said) == (0, "")
     assert "NOT PRIVATE: for the eyes of the data's owner." in shown
     assert "Nearly every column can be used." in shown
@@ -116,23 +113,22 @@ def test_good_columns_are_not_named(folder):
 def test_missing_targets_have_no_weight_and_are_told(folder):
     rng = np.random.default_rng(0)
     prices = np.where(rng.random(3_000) < 0.4, "", rng.normal(2_730, 9, 3_000))
-    lines = [f"{50 + i % 9},{price}" for i, price in enumerate(prices)]
-    (folder / "data.csv").write_text("\n".join(["age,price", *lines]))
+    write_table({"age": [f"{50 + i % 9}" for i in range(3_000)], "price": prices})
     target = '{column = "price", center = 0, scale = 1000}'
     (folder / "schema.toml").write_text(schema(target, age=GOOD["age"]))
-    _, shown, _ = invoke("check", "data.csv", "--schema", "schema.toml")
+    _, shown, _ = invoke(*CHECK)
     code, trained, _ = train("--seed", 0, "--model", "linear")
     assert code == 0
     assert "their records have no weight" in shown
     assert "have no target that can be read" in trained
-    report = json.loads((folder / "out" / "report.json").read_text())
-    assert report["stats"]["constant"] == pytest.approx(2.73, rel=0.02)
+    stats = read_report(folder / "out")["stats"]
+    assert stats["constant"] == pytest.approx(2.73, rel=0.02)
 
 
 def test_check_counts_and_writes_nothing(folder):
     (folder / "schema.toml").write_text(schema(**GOOD))
     before = sorted(folder.rglob("*"))
-    code, shown, _ = invoke("check", "data.csv", "--schema", "schema.toml")
+    code, shown, _ = invoke(*CHECK)
     assert code == 0
     for text in (
         "age 50 by 20 0% 0% 0%",
@@ -147,13 +143,12 @@ def test_check_counts_and_writes_nothing(folder):
         ("--target age", "--target must be left out, or 'price', as column in"),
         ("--target cost", "--target must be a column of ['age',"),
     ):
-        given = "--schema", "schema.toml", *words.split()
-        code, _, errors = invoke("check", "data.csv", *given)
+        code, _, errors = invoke(*CHECK, *words.split())
         assert (code, message in errors) == (2, True)
     assert sorted(folder.rglob("*")) == before
     # A schema that names no target's column, and one whose range is to be bought.
     (folder / "schema.toml").write_text(schema("{}", age="{}"))
-    code, shown, _ = invoke("check", "data.csv", "--schema", "schema.toml")
+    code, shown, _ = invoke(*CHECK)
     assert code == 0
     assert "No target was checked: --target names it." in shown
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import datetime
-import json
 import re
 import tomllib
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +22,7 @@ from dpjax.tables.cli._run import plan_training
 from dpjax.tables.cli._schema import Schema
 from dpjax.tables.cli._settings import Settings
 from dpjax.tables.cli._sources import Table
-from tests.unit.cli.command import done, invoke, refusals, refused
+from tests.unit.cli.command import done, invoke, read_report, refusals, refused
 
 
 @pytest.fixture
@@ -181,19 +180,15 @@ def test_a_run_spends_before_it_starts_and_once(folder, monkeypatch):
     assert not (folder / "kept").exists()
     assert [part.split(",")[0] for part in paid["parts"]] == ["training", "evaluation"]
     limit = PrivacyFilter(3.0, 1e-4)
-    report = json.loads((folder / "out" / "report.json").read_text())
-    assert report["privacy"]["epsilon"] == 1.0
+    assert read_report(folder / "out")["privacy"]["epsilon"] == 1.0
     assert 0 < paid["divergence"] < limit.limit.divergence
     done(train())
     assert len(entries()) == 2
 
 
 def test_a_run_beyond_the_limit_is_refused_before_anything(folder, monkeypatch):
-    def never(*arguments, **options):
-        raise AssertionError("the records were used")
-
-    for name in ("encode_table", "warn_curator"):
-        monkeypatch.setattr(f"dpjax.tables.cli._train.{name}", never)
+    for name in ("encode_table", "warn_curator"):  # which would use the records
+        monkeypatch.setattr(f"dpjax.tables.cli._train.{name}", None)
     left = "What is left affords one run of Gaussian noise, as of a linear model, of "
     limit = "must be within the limit of epsilon = 3, delta = 0.0001"
     refused(train(epsilon=50.0), f"Error: {left}about epsilon = 2.5", limit)

@@ -4,6 +4,7 @@ import os
 import signal
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -111,10 +112,7 @@ def test_what_is_read_is_not_removed(unread):
 
 
 def fails(error):
-    def fail(*_, **__):
-        raise error
-
-    return fail
+    return mock.Mock(side_effect=error)
 
 
 def test_a_release_outlives_what_fails_after_it(folder, monkeypatch):
@@ -231,8 +229,8 @@ def test_a_key_is_of_one_command_on_the_same_records(folder, monkeypatch):
         result = train("out", "kept", *options)
         refused(result, "same records (for the curator's eyes only, outside the guar")
     Path("data.csv").write_text(before)
-    others = [], [*options, "--seed", 1], [*options, "--epsilon", 2]
-    for other in (*others, [*options, "--loss", "huber"]):
+    others = ["--seed", 1], ["--epsilon", 2], ["--loss", "huber"]
+    for other in ([], *([*options, *other] for other in others)):
         message = "--checkpoint must be of the same run, with the same options and the"
         refused(train("out", "kept", *other), message)
     assert not Path("out").exists()

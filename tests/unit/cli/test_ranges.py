@@ -104,10 +104,9 @@ def test_parts_never_cost_more_than_the_whole():
         assert f"at most e^{total:g} = " in str(run.privacy)
         assert "what it was, plus 3e-05" in str(run.privacy)
         for name in ("epsilon", "delta"):
-            parts = (
-                Fraction(getattr(x, name)) for x in (run.ranges.privacy, run.budget)
-            )
-            assert sum(parts) <= Fraction(getattr(run.privacy, name))
+            parts = run.ranges.privacy, run.budget, run.privacy
+            ranges, rest, total = (Fraction(getattr(x, name)) for x in parts)
+            assert ranges + rest <= total
 
 
 def test_features_of_many_columns_are_smaller():

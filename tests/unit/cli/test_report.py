@@ -142,18 +142,16 @@ def report(*arguments):
 def test_attacks_on_units_and_samples_are_of_gaussian_noise(size, share, num_steps):
     asked, sample_size = (1.0, 1e-5), int(1000 * share)
     own = Sample(1000, sample_size).budget(*asked)
-    multiplier = noise_multiplier(
-        *group_budget(*own, size), Sampling(num_steps=num_steps)
-    )
-    said = {"epsilon": asked[0], "delta": asked[1]}
+    steps = Sampling(num_steps=num_steps)
+    multiplier = noise_multiplier(*group_budget(*own, size), steps)
+    of_all, of_sample = ({"epsilon": x, "delta": y} for x, y in (asked, own))
     stats = {"noise_multiplier": multiplier, "num_steps": num_steps}
-    content = {"privacy": said, "stats": stats}
+    content = {"privacy": of_all, "stats": stats}
     if size > 1:
         content["unit"] = {"records_per_unit": size}
     if share < 1:
-        budget = dict(zip(said, own, strict=True))
         numbers = {"num_records": 1000, "max_records": sample_size}
-        content["sample"] = {"budget_of_sample": budget, **numbers}
+        content["sample"] = {"budget_of_sample": of_sample, **numbers}
     claimed = PrivacyGuarantee.of(*asked, dp_event=UnsupportedDpEvent())
     rates = np.array([1e-3, 0.01, 0.1])
     found = _with_event(content, claimed).tradeoff(rates)

@@ -142,21 +142,6 @@ def test_from_data_warns_and_guesses(tmp_path):
     assert read_schema(path, link=None).target == Categorical(("yes",))
 
 
-@pytest.mark.parametrize(
-    ("loss", "target"),
-    [("poisson", {"scale": 1.0}), ("huber", {"center": 40, "scale": 20})],
-)
-@pytest.mark.parametrize("more", [(), ("--from-data",)])
-def test_a_target_is_proposed_for_its_loss(tmp_path, loss, target, more):
-    TABLE.write_csv(tmp_path / "data.csv")
-    given = "--target", "age", "--loss", loss, *more
-    content, _ = proposed(tmp_path / "data.csv", *given)
-    if more:
-        target = {k: {"center": 50.0, "scale": 20.0}[k] for k in target}
-        target |= {"scale": 50.0} if loss == "poisson" else {}
-    assert content["target"] == {"column": "age"} | target
-
-
 def test_a_schema_that_is_there_is_not_written_over(tmp_path):
     TABLE.write_csv(tmp_path / "data.csv")
     path = write(tmp_path, "corrected by hand")
@@ -170,48 +155,56 @@ def test_a_schema_that_is_there_is_not_written_over(tmp_path):
     assert path.read_text() == "corrected by hand"
 
 
-TARGET = "[target]\ncenter = 0\nscale = 1\n"
+TARGET = "target = {center = 0, scale = 1}\n"
+A = "columns.a = {center = 0, scale = 1}"
+AMOUNTS = f"""
+{A}
+target = {{column = "y", scale = 2}}
+exposure = {{column = "e", max = 365}}
+weight = {{column = "w", max = 2.5}}
+"""
+OF_COLUMNS = [  # what is said of column a, or a whole text
+    ("quoted = 1\ncolumns.a = {}", "true, in quoted, got 1"),
+    ("columns = ", "a TOML file, got .*Invalid value"),
+    ("[columns.a]\nscale=1\n[columns.a]\nscale=2", "a TOML file"),
+    ("columns = {}", "at least one column"),
+    ("columns.a = 3", r"two numbers .* in \[columns.a\]"),
+    ("columns.a = {center = 0, scale = '1'}", "two numbers"),
+    ("columns.a = {center = 0, scale = 0}", "scale must be positive"),
+    (f"columns.a = {{center = 1{'0' * 400}, scale = 1}}", "columns.a"),
+    ("columns.a = {categories = []}", "distinct"),
+    ("columns.a = {categories = [1, true]}", "distinct"),
+    ("columns.a = {categories = [[1]]}", "texts or numbers"),
+    ("columns.a = {categories = ['nan']}", "no nan, NaT or <NA>"),
+    ("columns.a = {categories = 'ab'}", "a list"),
+]
+OF_AMOUNTS = [
+    ("scale = 2", "center = 3, scale = 2", "scale, a number, with center 0 or non"),
+    ("scale = 2", "scale = 0", "scale must be positive"),
+    ("max = 365", "max = 0", r"column, a name, and max, a number .* .exposure"),
+    ("max = 365", f"max = 1{'0' * 400}", r"and max, a number above zero, in .expo"),
+    ('"w"', "7", r"column, a name, and max, .* in .weight"),
+    (", max = 2.5", "", r"column, a name, and max, .* in .weight"),
+]
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("link", "text", "message"),
     [
-        (f"quoted = 1\ncolumns.a = {{}}\n{TARGET}", "true, in quoted, got 1"),
-        ("columns = ", "a TOML file, got .*Invalid value"),
-        (f"{TARGET}[columns.a]\nscale=1\n[columns.a]\nscale=2", "a TOML file"),
-        ("[columns.a]\ncenter = 0\nscale = 1", "two sections"),
-        (f"columns = {{}}\n{TARGET}", "at least one column"),
-        (f"columns.a = 3\n{TARGET}", r"two numbers .* in \[columns.a\]"),
-        (f"columns.a = {{center = 0, scale = '1'}}\n{TARGET}", "two numbers"),
-        (f"columns.a = {{center = 0, scale = 0}}\n{TARGET}", "scale must be positive"),
-        (f"columns.a = {{center = 1{'0' * 400}, scale = 1}}\n{TARGET}", "columns.a"),
-        (f"columns.a = {{categories = []}}\n{TARGET}", "distinct"),
-        (f"columns.a = {{categories = [1, true]}}\n{TARGET}", "distinct"),
-        (f"columns.a = {{categories = [[1]]}}\n{TARGET}", "texts or numbers"),
-        (f"columns.a = {{categories = ['nan']}}\n{TARGET}", "no nan, NaT or <NA>"),
-        ("columns.a = {}\ntarget = {column = 3}", "column of .target"),
-        (f"columns.a = {{categories = 'ab'}}\n{TARGET}", "a list"),
-        ("target.positive = 'x'\ncolumns.a = {center=0, scale=1}", r"in \[target\]"),
+        *(("identity", f"{TARGET}{text}", message) for text, message in OF_COLUMNS),
+        ("identity", A, "two sections"),
+        ("identity", "columns.a = {}\ntarget = {column = 3}", "column of .target"),
+        ("identity", f"target.positive = 'x'\n{A}", r"in \[target\]"),
+        *(
+            ("logit", f"target = {target}\n{A}", r"be positive, .* in \[target")
+            for target in ("{}", "{positive = []}", "3", "{center = 1}")
+        ),
+        *(("log", AMOUNTS.replace(x, y), message) for x, y, message in OF_AMOUNTS),
     ],
 )
-def test_what_is_refused(tmp_path, text, message):
+def test_what_is_refused(tmp_path, link, text, message):
     with pytest.raises(ValueError, match=f"--schema.*{message}"):
-        read_schema(write(tmp_path, text), link="identity")
-
-
-@pytest.mark.parametrize("target", ["{}", "{positive = []}", "3", "{center = 1}"])
-def test_a_positive_that_is_refused(tmp_path, target):
-    text = f"target = {target}\ncolumns.a = {{center = 0, scale = 1}}"
-    with pytest.raises(ValueError, match=r"--schema must be positive, .* in \[target"):
-        read_schema(write(tmp_path, text), link="logit")
-
-
-AMOUNTS = """
-columns.a = {center = 0, scale = 1}
-target = {column = "y", scale = 2}
-exposure = {column = "e", max = 365}
-weight = {column = "w", max = 2.5}
-"""
+        read_schema(write(tmp_path, text), link=link)
 
 
 def test_amounts_have_a_scale_an_exposure_and_a_weight(tmp_path):
@@ -226,22 +219,6 @@ def test_amounts_have_a_scale_an_exposure_and_a_weight(tmp_path):
     assert read_schema(path, link="log") == schema
     with pytest.raises(ValueError, match="center and scale, two numbers"):
         read_schema(write(tmp_path, AMOUNTS), link="identity")
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ("scale = 2", "center = 3, scale = 2", "scale, a number, with center 0 or non"),
-        ("scale = 2", "scale = 0", "scale must be positive"),
-        ("max = 365", "max = 0", r"column, a name, and max, a number .* .exposure"),
-        ("max = 365", f"max = 1{'0' * 400}", r"and max, a number above zero, in .expo"),
-        ('"w"', "7", r"column, a name, and max, .* in .weight"),
-        (", max = 2.5", "", r"column, a name, and max, .* in .weight"),
-    ],
-)
-def test_amounts_that_are_refused(tmp_path, old, new, message):
-    with pytest.raises(ValueError, match=f"--schema.*{message}"):
-        read_schema(write(tmp_path, AMOUNTS.replace(old, new)), link="log")
 
 
 def test_empty_sections_are_left_open_only_where_that_is_allowed(tmp_path):

@@ -94,17 +94,17 @@ def connected(engine, columns, rows):
     return connection
 
 
-def session_of(content):
+def session_of(made):
     runtime = pytest.importorskip("onnxruntime", reason="onnxruntime runs the model")
+    pytest.importorskip("onnx", reason="onnx writes the model")
     options = runtime.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = 1, 4
-    return runtime.InferenceSession(content, options)
+    return runtime.InferenceSession(made.export("onnx"), options)
 
 
 def agrees(made, runner):
     if runner == "onnx":
-        pytest.importorskip("onnx", reason="onnx writes the model")
-        (scores,) = session_of(made.export("onnx")).run(None, TABLE)
+        (scores,) = session_of(made).run(None, TABLE)
     else:
         scores = by_database(runner, made.export("sql"), TABLE)
     expected, found = made.predict(TABLE), np.array(scores, np.float64)
@@ -170,11 +170,8 @@ CELL_COLUMNS = {
     "far": Numeric(),
 }
 SIZE = sum(len(kind.names("")) for kind in CELL_COLUMNS.values())
-CELL_MODEL = model(
-    params=0.1 + np.sqrt(np.arange(1.0, SIZE + 2)),
-    columns=CELL_COLUMNS,
-    target=Numeric(),
-)
+CELL_WEIGHTS = 0.1 + np.sqrt(np.arange(1.0, SIZE + 2))
+CELL_MODEL = model(params=CELL_WEIGHTS, columns=CELL_COLUMNS, target=Numeric())
 PLAIN = ["1", "0", "7", "-3", BIG, "0.5", "-0.3", "true", "True", "Ghent", "ghent"]
 PLAIN += ["", "nan", "?", "é", "a\n=1+1", "x01", "1E5", "'", "01", "02", "Lier", "2"]
 SPELLED = ["1.00", "+1", "-1", "1.", "001", "1e0", "1e+00", "1.0e+00", "0.10e+01"]
@@ -247,8 +244,7 @@ def test_a_column_that_is_not_there_is_an_error(engine):
 
 
 def test_a_runtime_reads_each_cell_as_predict_does_or_stops():
-    pytest.importorskip("onnx", reason="onnx writes the model")
-    session = session_of(CELL_MODEL.export("onnx"))
+    session = session_of(CELL_MODEL)
     for text in TEXTS:
         cells = np.array([text], object)
         numbers = dict.fromkeys(["amount", "far"], np.array([1.0]))

@@ -17,13 +17,9 @@ KINDS = ["ape", "bee", "cat", "dog"]  # of which nobody has the last
 def table():
     """A frame of an age, a kind and a truth value, and scores that bend."""
     rng = np.random.default_rng(0)
-    frame = pd.DataFrame(
-        {
-            "age": rng.normal(45, 15, NUM),
-            "kind": pd.Categorical(rng.choice(KINDS[:3], NUM), categories=KINDS),
-            "owns": rng.integers(0, 2, NUM) > 0,
-        }
-    )
+    frame = pd.DataFrame({"age": rng.normal(45, 15, NUM)})
+    frame["kind"] = pd.Categorical(rng.choice(KINDS[:3], NUM), categories=KINDS)
+    frame["owns"] = rng.integers(0, 2, NUM) > 0
     scores = np.abs(frame["age"] - 45) / 5 - 3 + 2.0 * (frame["kind"] == "bee")
     return frame, scores.to_numpy()
 

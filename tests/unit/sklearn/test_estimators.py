@@ -45,11 +45,8 @@ def table():
     """10,000 persons: age, income in dollars, year; and what they spend."""
     rng = np.random.default_rng(0)
     n = 10_000
-    columns = {
-        "age": rng.normal(45, 15, n),
-        "income": rng.lognormal(10, 1, n),
-        "year": rng.integers(1990, 2020, n).astype(float),
-    }
+    columns = {"age": rng.normal(45, 15, n), "income": rng.lognormal(10, 1, n)}
+    columns["year"] = rng.integers(1990, 2020, n).astype(float)
     spent = 2_000 + 100 * columns["age"] + 0.1 * columns["income"]
     return polars.DataFrame(columns), spent + 500 * rng.standard_t(3, n)
 
@@ -69,17 +66,14 @@ def test_raw_units_are_fitted_and_told(table, model):
     low, high = model.feature_ranges_.T
     inside = ((rows >= low) & (rows <= high)).all(axis=1)
     assert inside.mean() > 0.99
-    np.testing.assert_allclose(
-        model.predict(frame)[inside],
-        rows[inside] @ model.coef_ + model.intercept_,
-        rtol=1e-9,
-    )
+    expected = rows @ model.coef_ + model.intercept_
+    found = model.predict(frame)
+    np.testing.assert_allclose(found[inside], expected[inside], rtol=1e-9)
     center = (low + high) / 2
     cells = np.array([[np.nan] * 3, [np.inf] * 3, [-np.inf] * 3, [1e300] * 3])
-    np.testing.assert_allclose(
-        model.predict(polars.DataFrame(cells, schema=frame.columns)),
-        np.stack([center, high, low, high]) @ model.coef_ + model.intercept_,
-    )
+    found = model.predict(polars.DataFrame(cells, schema=frame.columns))
+    expected = np.stack([center, high, low, high]) @ model.coef_ + model.intercept_
+    np.testing.assert_allclose(found, expected)
     assert model.feature_names_in_.tolist() == frame.columns
     assert model.n_features_in_ == 3
     assert model.privacy_.epsilon == 1.0
@@ -102,12 +96,9 @@ def test_all_releases_share_one_budget(monkeypatch, estimator, is_open, epsilon,
 
         monkeypatch.setattr(owner, name, wrapped)
 
-    class Stop(Exception):
-        pass
-
     def solver(*args, noise_multiplier, **kwargs):
         parts.append(noise_multiplier)
-        raise Stop
+        raise InterruptedError
 
     for owner in (_linear, _regressors):
         spy(owner, "release_scales", lambda kwargs: kwargs["noise"].multiplier)
@@ -121,7 +112,7 @@ def test_all_releases_share_one_budget(monkeypatch, estimator, is_open, epsilon,
         given["target_range"] = (-3, 3)
     rng = np.random.default_rng(0)
     model = estimator(random_state=0, epsilon=epsilon, delta=delta, **given)
-    with pytest.raises(Stop):
+    with pytest.raises(InterruptedError):
         model.fit(rng.normal(size=(n, d)), rng.integers(0, 2, n))
     if estimator in CLASSIFIERS and "classes" not in given:
         delta *= 1 - _labels.DELTA_SHARE
@@ -203,14 +194,14 @@ REFUSED = [
 
 
 def test_what_is_refused_releases_nothing(monkeypatch):
-    def refuse(*args, **kwargs):
-        raise AssertionError("something was released")
-
-    for owner in (_linear, _regressors):
-        monkeypatch.setattr(owner, "release_scales", refuse)
-    monkeypatch.setattr(_linear, "dp_linear_model", refuse)
-    monkeypatch.setattr(_additive, "dp_additive_model", refuse)
-    monkeypatch.setattr(_labels, "release_labels", refuse)
+    for owner, name in (
+        (_linear, "release_scales"),
+        (_regressors, "release_scales"),
+        (_linear, "dp_linear_model"),
+        (_additive, "dp_additive_model"),
+        (_labels, "release_labels"),
+    ):
+        monkeypatch.setattr(owner, name, None)  # a call is a TypeError
     for estimator, given, message in REFUSED:
         with pytest.raises(ValueError, match=message) as why:
             estimator.fit(**given)
@@ -218,10 +209,8 @@ def test_what_is_refused_releases_nothing(monkeypatch):
 
 
 def test_keys_come_from_the_operating_system_or_repeat():
-    *drawn, one, two = (
-        jax.random.key_data(_tables.key_of(x))
-        for x in (*[None] * 4, *[np.int64(7)] * 2)
-    )
+    seeds = [*[None] * 4, *[np.int64(7)] * 2]
+    *drawn, one, two = (jax.random.key_data(_tables.key_of(x)) for x in seeds)
     assert np.unique(drawn).size >= 8, "all words of the key are drawn anew"
     np.testing.assert_array_equal(one, two)
 
@@ -262,10 +251,9 @@ def test_means_are_in_proportion_to_exposures(model, unit):
         np.testing.assert_allclose(found, model.predict([[50.0]])[0])
     is_seen = years > 0
     data = rows[is_seen], counts[is_seen]
-    known, not_known = (
-        score_privately(model, *data, exposure=x, epsilon=20.0, random_state=0)[0]
-        for x in (unit * years[is_seen], None)
-    )
+    options = {"epsilon": 20.0, "random_state": 0}
+    known, _ = score_privately(model, *data, exposure=unit * years[is_seen], **options)
+    not_known, _ = score_privately(model, *data, **options)
     assert known.measures[2].model.high < not_known.measures[2].model.low
 
 

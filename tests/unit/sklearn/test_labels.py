@@ -14,6 +14,7 @@ from sklearn.multiclass import OneVsRestClassifier
 
 from dpjax.sklearn import DPLogisticRegression, _labels, _tables
 from tests.privacy.replay._replay import seen
+from tests.unit.refusals import refused
 
 LABELS = [
     np.array(["b", "a", "b"]),
@@ -110,23 +111,25 @@ def test_the_threshold_is_not_passed_more_often_in_floats():
     assert (drawn < exact * _labels.ROUNDED_UP).all()
 
 
-def test_labels_of_a_type_that_no_class_has_are_refused():
-    for classes, labels in (
-        (["no", "yes"], np.array([0, 1] * 20)),
-        (["no", "yes"], np.array([False, True] * 20)),
-        (["no", "yes"], pd.Series([0, 1] * 20, dtype="Int64")),
-        ([0, 1], np.array(["0", "1"] * 20)),
-        ([0, 1], pd.Series(["0", "1"] * 20, dtype="string")),
-        ([False, True], pl.Series(["no", "yes"] * 20)),
-    ):
-        model = DPLogisticRegression(classes=classes, random_state=0)
-        with pytest.raises(ValueError, match="classes must be of the type of y"):
-            model.fit(np.ones((40, 1)), labels)
-    rows, labels = np.ones((40, 1)), np.array(["no", "yes"] * 20)
-    numbered = r"pass them on: then classes are \[0, 1\]"
-    for outer in (OneVsRestClassifier, lambda inner: VotingClassifier([("a", inner)])):
-        with pytest.raises(ValueError, match=numbered):
-            outer(DPLogisticRegression(classes=["no", "yes"])).fit(rows, labels)
+def classifier(*classes):
+    return DPLogisticRegression(classes=[*classes], random_state=0)
+
+
+TYPE, NUMBERED = "be of the type of y", r"pass them on: then classes are \[0, 1\]"
+WORDS, CODES = np.array(["no", "yes"] * 20), np.array([0, 1] * 20)
+DIGITS = np.array(["0", "1"] * 20)
+test_labels_of_a_type_that_no_class_has_are_refused = refused(
+    lambda given: given[0].fit(np.ones((40, 1)), given[1]),
+    ((classifier("no", "yes"), CODES), TYPE),
+    ((classifier("no", "yes"), CODES > 0), TYPE),
+    ((classifier("no", "yes"), pd.Series(CODES, dtype="Int64")), TYPE),
+    ((classifier(0, 1), DIGITS), TYPE),
+    ((classifier(0, 1), pd.Series(DIGITS, dtype="string")), TYPE),
+    ((classifier(False, True), pl.Series(WORDS)), TYPE),
+    ((OneVsRestClassifier(classifier("no", "yes")), WORDS), NUMBERED),
+    ((VotingClassifier([("a", classifier("no", "yes"))]), WORDS), NUMBERED),
+    said="classes must .*{}",
+)
 
 
 @pytest.mark.quick(2)

@@ -5,12 +5,18 @@ from typing import Any
 import numpy as np
 import pytest
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
-from sklearn.metrics import roc_auc_score
+from sklearn.metrics import (
+    log_loss,
+    mean_gamma_deviance,
+    mean_poisson_deviance,
+    roc_auc_score,
+)
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
 
 from dpjax.accounting import gaussian_epsilon
 from dpjax.sklearn import DPGammaRegressor, DPPoissonRegressor, score_privately
+from tests.unit.refusals import refused
 
 
 class Line(RegressorMixin, BaseEstimator):
@@ -118,22 +124,19 @@ def test_a_baseline_is_counted_and_not_read_off_a_record():
     assert found[0] == pytest.approx([right, 0.5], abs=0.05)
 
 
-def test_wrong_arguments_are_refused():
-    line = Line().fit(X, NUMBERS)
-    other, lone = Odds(("no", "maybe")).fit(X, LABELS), Odds(("a",)).fit(X, LABELS)
-    for model, options, message in (
-        *((line, {"epsilon": 0.0}, "epsilon must"), (line, {"delta": 1.0}, "delta mu")),
-        (line, {"scale": -1.0}, "scale must be"),
-        (line, {"random_state": -1}, "random_state must be"),
-        (lone, {}, "model must be a classifier of two classes"),
-        (other, {"baseline": lone}, "baseline must be a classifier of the class"),
-        (line, {"y": NUMBERS[:-1]}, "inconsistent numbers of samples"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            score_privately(model, **{"X": X, "y": NUMBERS} | options)
-    del line.target_scale_
-    with pytest.raises(ValueError, match="scale must be given, for this model"):
-        score_privately(line, X, NUMBERS)
+LINE, UNSCALED = Line().fit(X, NUMBERS), Line()
+OTHER, LONE = (Odds(labels).fit(X, LABELS) for labels in (("no", "maybe"), ("a",)))
+test_wrong_arguments_are_refused = refused(
+    lambda options: score_privately(**{"model": LINE, "X": X, "y": NUMBERS} | options),
+    ({"epsilon": 0.0}, "epsilon must"),
+    ({"delta": 1.0}, "delta must"),
+    ({"scale": -1.0}, "scale must be"),
+    ({"random_state": -1}, "random_state must be"),
+    ({"model": LONE}, "model must be a classifier of two classes"),
+    ({"model": OTHER, "baseline": LONE}, "baseline must be a classifier of the class"),
+    ({"y": NUMBERS[:-1]}, "inconsistent numbers of samples"),
+    ({"model": UNSCALED}, "scale must be given, for this model"),
+)
 
 
 # -- With next to no noise, each number is that of pandas ------------------------------
@@ -207,17 +210,14 @@ def test_labels_that_are_missing_have_no_weight():
     labels[missing] = np.resize(np.array([None, np.nan, "?"], object), missing.sum())
     scores, _ = score_privately(Odds().fit(x, labels), x, labels, **NO_NOISE)
     right, share = (x[:, 0] > 0) == likely, likely[~missing].mean()
-    odds = np.where(likely, 2, -2) * x[:, 0]
+    shown = 1 / (1 + np.exp(-2 * x[:, 0]))
+    known, constant = ~missing, np.full(N, share)
     truth = {
-        "accuracy": [right[~missing].mean(), max(share, 1 - share)],
-        "mean logistic": [
-            np.logaddexp(0, -odds)[~missing].mean(),
-            -share * np.log(share) - (1 - share) * np.log(1 - share),
-        ],
+        "accuracy": [right[known].mean(), max(share, 1 - share)],
+        "mean logistic": [log_loss(likely[known], x[known]) for x in (shown, constant)],
     }
     checked(scores.measures, truth, rel=0.01)
     for low, high, part in scores.calibration:
-        shown = 1 / (1 + np.exp(-2 * x[:, 0]))
         chosen = ~missing & (low <= shown) & (shown < high)
         assert part.value == pytest.approx(likely[chosen].mean(), abs=0.01)
 
@@ -231,10 +231,10 @@ def test_classes_that_are_none_of_them_have_no_weight():
     scores, _ = score_privately(model, x, labels, **NO_NOISE)
     right = shares.argmax(axis=1) == places
     level = np.bincount(places[~missing]) / np.sum(~missing)
-    losses = -np.log(shares[np.arange(N), places])
+    loss = log_loss(places[~missing], shares[~missing])
     truth = {
         "accuracy": [right[~missing].mean(), level.max()],
-        "mean logarithmic": [losses[~missing].mean(), -np.sum(level * np.log(level))],
+        "mean logarithmic": [loss, -np.sum(level * np.log(level))],
     }
     checked(scores.measures, truth, rel=0.01)
 
@@ -267,15 +267,10 @@ def test_a_rate_is_scored_beside_a_constant_rate(usual, spread):
 )
 def test_a_deviance_has_the_unit_of_its_power(power, unit):
     model = {"poisson": DPPoissonRegressor, "gamma": DPGammaRegressor}[power]()
-    model.target_scale_ = 10.0
-    model.predict = lambda X: np.full(len(X), 10.0)
+    model.target_scale_, model.predict = 10.0, lambda X: np.full(len(X), 10.0)
     y = np.random.default_rng(0).gamma(4.0, 2.5, N)
     scores, _ = score_privately(model, np.zeros((N, 1)), y, **NO_NOISE)
-    ratio = y / 10
-    truth = {
-        "poisson": 20 * (ratio * np.log(ratio) - ratio + 1),
-        "gamma": 2 * (ratio - 1 - np.log(ratio)),
-    }[power].mean()
+    deviance = {"poisson": mean_poisson_deviance, "gamma": mean_gamma_deviance}[power]
     found = scores.measures[2]
     assert found.name == f"mean {power} deviance, clipped {unit}"
-    assert found.model.value == pytest.approx(truth, rel=0.01)
+    assert found.model.value == pytest.approx(deviance(y, np.full(N, 10.0)), rel=0.01)

@@ -12,19 +12,13 @@ from dpjax.accounting import PrivacyGuarantee
 from dpjax.solvers import Curves, Solution, dp_additive_model, dp_linear_model
 from dpjax.solvers.additive import _curves
 from dpjax.solvers.additive._choice import rare_columns
-from dpjax.solvers.additive._curves import (
-    FINE,
-    FINEST,
-    NARROW,
-    Hats,
-    Rule,
-    at_finest,
-    curves_of,
-)
+from dpjax.solvers.additive._curves import FINE, FINEST, NARROW, Hats, Rule
 from dpjax.solvers.linear._kind import Examples
+from tests.unit.refusals import refused
 
 KNOTS = (-2.0, 0.0, 2.0)
 NUM = 4_000
+NOTHING = PrivacyGuarantee.non_private()
 
 
 def table(num=NUM, seed=0):
@@ -69,29 +63,17 @@ def test_curves_are_sums_of_the_functions_that_are_fitted(outputs, tail, is_narr
     rng = np.random.default_rng(0)
     features = rng.standard_t(2, (50, 4)).astype(np.float32)
     features[:, 1] = 1.0
-    columns = Hats((3, 0), FINE, tail)(jnp.asarray(features))
-    if is_narrow:  # functions that stand beside the others
-        both = jnp.append(features, features[:, [0]], axis=1)
-        columns = Hats((3, 0), FINE, tail, num_finest=1)(both)
+    # Narrow functions stand beside the others.
+    both = np.append(features, features[:, [0]], axis=1) if is_narrow else features
+    columns = Hats((3, 0), FINE, tail, num_finest=int(is_narrow))(jnp.asarray(both))
     weights = jnp.asarray(rng.normal(size=(columns.shape[1], *outputs)), "float32")
     wide = weights[: -len(NARROW)] if is_narrow else weights
-    curves = curves_of(wide, 4, (3, 0), tail, FINE, 1)
+    curves = _curves.curves_of(wide, 4, (3, 0), tail, FINE, 1)
     if is_narrow:
-        curves = at_finest(curves, jnp.array([1]), weights[-len(NARROW) :])
+        curves = _curves.at_finest(curves, jnp.array([1]), weights[-len(NARROW) :])
         assert curves.knots == FINEST
     expected = np.float64(columns) @ np.float64(weights)
     np.testing.assert_allclose(curves.predict(features), expected, rtol=1e-4, atol=1e-4)
-
-
-def amounts(shift=0.0):
-    """A column of zeros and, in one of seven records, amounts that decide the label."""
-    features, noise = table()
-    rng = np.random.default_rng(1)
-    found = rng.choice([0.3125, 0.375, 0.4375], NUM)
-    features[:, 0] = np.where(rng.random(NUM) < 0.14, found, 0.0)
-    labels = np.where(features[:, 0] == 0, noise > features[:, 1], found == 0.375)
-    features[:, 0] += shift
-    return features, labels
 
 
 def test_which_columns_are_mostly_zero():
@@ -106,8 +88,8 @@ def test_which_columns_are_mostly_zero():
         return places[:num].tolist()
 
     assert found(np.ones(1_000, "float32")) == [2, 1]
-    late = np.float32(np.arange(1_000) >= 100)  # 40 of 900 in column 2, none in 1
-    assert found(late) == [4, 2]
+    # 40 of 900 in column 2, none in 1.
+    assert found(np.float32(np.arange(1_000) >= 100)) == [4, 2]
     assert found(np.float32(np.arange(1_000) < 50)) == [3]
 
 
@@ -127,8 +109,7 @@ def test_the_price_is_that_of_the_linear_model():
     """And a function that bends is found at it."""
     features, _ = table(seed=1)
     solution = solve()
-    multiplier = solution.stats["noise_multiplier"]
-    same = solve(epsilon=None, noise_multiplier=multiplier)
+    same = solve(epsilon=None, noise_multiplier=solution.stats["noise_multiplier"])
     np.testing.assert_array_equal(same.params.heights, solution.params.heights)
     assert same.privacy.dp_event == solution.privacy.dp_event
     assert solution.params.knots == FINE
@@ -177,23 +158,21 @@ def test_a_fit_on_a_sample_has_every_option(fit, monkeypatch):
     def on_sample(again, data, max_records, **given):
         assert again.func is fit
         passed.update({**again.keywords, **given, "max_records": max_records})
-        return Solution(None, PrivacyGuarantee.non_private(), {})
+        return Solution(None, NOTHING, {})
 
     passed = {}
     monkeypatch.setitem(fit.__globals__, "on_sample", on_sample)
     options = {"smooth": (0,)} if fit is dp_additive_model else {}
     fit("squared", table(9), key=jax.random.key(0), epsilon=1.0, delta=0.1, **options)
-    # A noise multiplier is refused.
-    assert {*inspect.signature(fit).parameters} - {*passed} == {
-        *("loss", "data", "noise_multiplier")
-    }
+    others = {"loss", "data", "noise_multiplier"}  # of which the last is refused
+    assert {*inspect.signature(fit).parameters} - {*passed} == others
 
 
 def test_a_solution_has_the_shape_of_each_column():
     rng = np.random.default_rng(0)
     heights = jnp.asarray(rng.normal(size=(1, 3)), "float32")
     curves = Curves(jnp.asarray([1.0, 5.0, -2.0]), heights, KNOTS, (2,), 1)
-    shapes = Solution(curves, PrivacyGuarantee.non_private(), {}).shapes()
+    shapes = Solution(curves, NOTHING, {}).shapes()
     assert list(shapes) == [0, 2]
     rows = rng.uniform(-4, 4, (50, 3)).astype(np.float32)
     expected = 5 + sum(np.interp(rows[:, j], *shapes[j]) for j in shapes)
@@ -236,8 +215,7 @@ def test_the_error_of_a_curve_is_that_of_a_sum_of_params(banded):
     def slopes_of(flat):
         return [restore(flat).curve(column, grid) for column in range(3)]
 
-    for column, slopes in enumerate(slopes_of(flat)):
-        slopes = np.asarray(slopes, float)
+    for column, slopes in enumerate(np.asarray(slopes_of(flat), float)):
         expected = np.sqrt(np.sum(slopes @ covariance * slopes, axis=1))
         found = curves.errors(errors, banded.correlations, column, grid)
         np.testing.assert_allclose(found, expected, rtol=1e-3)
@@ -291,26 +269,22 @@ def test_knots_of_bands_follow_from_public_numbers():
 def test_bands_cost_no_more_than_the_budget(banded):
     assert sum(banded.stats["shares"].values()) == pytest.approx(1.0)
     assert "gain" not in banded.stats  # there is no choice that they would not count
-    linear = dp_linear_model(
-        "squared", table(100), key=jax.random.key(0), epsilon=4.0, delta=1e-5
-    )
+    options = {"key": jax.random.key(0), "epsilon": 4.0, "delta": 1e-5}
+    linear = dp_linear_model("squared", table(100), **options)
     assert banded.privacy.epsilon == 4.0
     assert banded.stats["noise_multiplier"] == linear.stats["noise_multiplier"]
 
 
-def test_solutions_name_what_does_not_fit():
-    curves = Curves(jnp.ones(3), jnp.zeros((1, 0)), (), (0,), None)
-    privacy = PrivacyGuarantee.non_private()
-    additive, other = (Solution(x, privacy, {}) for x in (curves, {"w": jnp.ones(2)}))
-    for call, message in (
-        (lambda: curves.predict(np.ones(3)), "features must be an array of 3 columns"),
-        (lambda: curves.curve(3, [0.0]), "column must be the index of one of 3"),
-        (lambda: curves.curve(0, 0.0), "grid must be of one axis"),
-        (lambda: other.predict(np.ones((1, 2))), "params must be those of a linear"),
-        (other.shapes, "params must be those of an additive model"),
-        (other.bands, "params must be those of an additive model"),
-        (additive.bands, "standard_errors is None"),
-        (lambda: additive.bands(1.0), "level must be strictly between"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            call()
+LINES = Curves(np.ones(3, "f4"), np.zeros((1, 0), "f4"), (), (0,), None)
+ADDITIVE, OTHER = (Solution(x, NOTHING, {}) for x in (LINES, {"w": np.ones(2)}))
+test_solutions_name_what_does_not_fit = refused(
+    lambda call: call(),
+    (lambda: LINES.predict(np.ones(3)), "features must be an array of 3 columns"),
+    (lambda: LINES.curve(3, [0.0]), "column must be the index of one of 3"),
+    (lambda: LINES.curve(0, 0.0), "grid must be of one axis"),
+    (lambda: OTHER.predict(np.ones((1, 2))), "params must be those of a linear"),
+    (OTHER.shapes, "params must be those of an additive model"),
+    (OTHER.bands, "params must be those of an additive model"),
+    (ADDITIVE.bands, "standard_errors is None"),
+    (lambda: ADDITIVE.bands(1.0), "level must be strictly between"),
+)

@@ -55,8 +55,8 @@ def test_a_sweep_over_epsilon_scale_and_step_size_compiles_once(name, caplog):
     with jax.log_compiles(), caplog.at_level(logging.WARNING):
         later = [release(key, i + 1) for i, key in enumerate(keys[1:])]
     assert not [x for x in caplog.messages if "Compiling" in x]
-    epsilons = [solution.privacy.epsilon for solution in (first, *later)]
     if name != "robust_gradient_descent":
+        epsilons = [solution.privacy.epsilon for solution in (first, *later)]
         np.testing.assert_allclose(epsilons, [0.5, 0.6, 0.7, 0.8])
 
 
@@ -87,9 +87,7 @@ def test_lowers_for_every_platform_and_keeps_the_type_of_its_data(name):
         return SOLVERS[name](data, key, 0).params
 
     words = jax.ShapeDtypeStruct((2,), jnp.uint32)
-    shapes = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, jnp.float32), table(name)
-    )
+    shapes = jax.eval_shape(lambda: narrow_table(name))
     platforms = ("cpu", "cuda", "tpu")
     exported = jax.export.export(jax.jit(solve), platforms=platforms)(words, shapes)
     assert exported.platforms == platforms

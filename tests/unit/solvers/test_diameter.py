@@ -29,11 +29,9 @@ def check_set(examples, estimator, attained):
     # One record of a mean, between any two of the most distant ones.
     first, second = held[list(np.unravel_index(distances.argmax(), distances.shape))]
     for num in (1, 7, 300):
-        means = [
-            estimator(np.float32(np.stack([x, *[held[0]] * (num - 1)])))
-            for x in (first, second)
-        ]
-        moved = np.linalg.norm(np.float64(means[0]) - np.float64(means[1]))
+        samples = np.float32([[x, *[held[0]] * (num - 1)] for x in (first, second)])
+        means = [np.float64(estimator(x)) for x in samples]
+        moved = np.linalg.norm(means[0] - means[1])
         sensitivity = estimator.sensitivity(num, held.shape[1]).l2
         assert 0.98 * largest / num <= moved <= sensitivity
         assert sensitivity <= 1.01 * diameter / num
@@ -116,7 +114,5 @@ def test_noise_is_for_the_distance_of_two_records(release, key, monkeypatch):
 
 
 def test_slopes_of_a_gain_are_as_short_as_they_count(key):
-    slopes = jnp.full((4, 1), 1e6)
-    assert (
-        jnp.abs(_choice._centered(None, slopes, jnp.float32(1), key, 1.0)).max() < 1e3
-    )
+    slopes, one = jnp.full((4, 1), 1e6), jnp.float32(1)
+    assert jnp.abs(_choice._centered(None, slopes, one, key, 1.0)).max() < 1e3

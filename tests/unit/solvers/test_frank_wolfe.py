@@ -1,4 +1,4 @@
-"""Private Frank-Wolfe: its optimum, its budgets, its choices."""
+"""Private Frank-Wolfe: optimum, budgets, choices; and the Lasso's sensitivity."""
 
 import math
 
@@ -11,7 +11,8 @@ from dp_accounting import rdp
 from dpjax.accounting import selection_epsilon
 from dpjax.constraints import L1Ball, Polytope, Simplex
 from dpjax.estimators import Clipping, Winsorization
-from dpjax.solvers import dp_frank_wolfe
+from dpjax.solvers import dp_frank_wolfe, dp_lasso
+from dpjax.solvers.papers._frank_wolfe import _scaled_squared
 
 
 def solve(data=None, params=None, fit=dp_frank_wolfe, **changes):
@@ -59,9 +60,8 @@ def test_budgets():
 
 def test_a_start_at_hand_is_checked_where_the_key_is_traced():
     def run(start):
-        return jax.jit(lambda key: solve(params=start, key=key, num_steps=5).params)(
-            jax.random.key(0)
-        )
+        traced = jax.jit(lambda key: solve(params=start, key=key, num_steps=5).params)
+        return traced(jax.random.key(0))
 
     assert L1Ball(1.0).contains(run(jnp.zeros(3)))
     for start, constraint in (
@@ -107,11 +107,48 @@ def test_selection_error_is_a_high_probability_bound():
     rows = jnp.tile(jnp.linspace(-1, 1, 20), (40, 1))
 
     def errors(key):
-        solution = solve(
-            rows, jnp.zeros(20), key=key, num_steps=1, learning_rate=1.0, epsilon=3.0
-        )
+        options = {"num_steps": 1, "learning_rate": 1.0, "epsilon": 3.0}
+        solution = solve(rows, jnp.zeros(20), key=key, **options)
         return 1 + jnp.dot(solution.params, rows[0]), solution.stats["selection_error"]
 
     gaps, bounds = jax.jit(jax.vmap(errors))(jax.random.split(jax.random.key(2), 2000))
     assert (gaps > bounds).mean() <= 0.01 + 4 * math.sqrt(0.01 / 2000)
     assert gaps.max() > 0.2 * bounds[0]
+
+
+# -- The Lasso: its sensitivity at any radius ------------------------------------------
+def lasso(fit=dp_lasso, **changes):
+    features = jax.random.normal(jax.random.key(0), (90, 3))
+    options = {"key": jax.random.key(1), "epsilon": 1.0, "delta": 1e-5}
+    return fit(features, features[:, 0], **(options | changes))
+
+
+def test_sensitivity_is_that_of_clipped_records():
+    for radius in (0.5, 1.0, 7.0):
+        stats = lasso(radius=radius, threshold=2.0, num_steps=5).stats
+        # g / (1 + ||w||_1) moves by 2 K^2 / n.
+        assert float(stats["linf_sensitivity"]) == pytest.approx(8 / 90, rel=3e-3)
+        assert float(stats["linf_sensitivity"]) >= 8 / 90
+
+
+def test_one_record_beyond_the_threshold_counts_as_one_at_it():
+    x, y = np.float32([[1, 0], *[[0, 1]] * 39]), np.ones(40, np.float32)
+    options = {"epsilon": 1e6, "delta": 1e-5, "threshold": 1.0, "num_steps": 40}
+
+    def params(size):
+        return dp_lasso(size * x, size * y, key=jax.random.key(0), **options).params
+
+    np.testing.assert_array_equal(params(1.0), params(1e9))
+
+
+def test_the_scaled_gradient_keeps_its_bound_wherever_the_weights_are():
+    rng = np.random.default_rng(0)
+    for norm in (0.0, 0.3, 1.0, 50.0):
+        x = rng.choice([-2.0, 2.0], (500, 4)).astype(np.float32)
+        y = rng.choice([-2.0, 2.0], 500).astype(np.float32)
+        w = norm * rng.dirichlet(np.ones(4)).astype(np.float32)
+        w *= rng.choice([-1, 1], 4).astype(np.float32)
+        x[0] = 2 * np.sign(w + 1e-9)
+        y[0] = -2.0
+        grads = jax.vmap(jax.grad(_scaled_squared), (None, 0))(w, (x, y))
+        assert float(jnp.abs(grads).max()) == pytest.approx(4.0, rel=1e-5)

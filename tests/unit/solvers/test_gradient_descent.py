@@ -36,12 +36,10 @@ def test_spends_the_budget(batching, num_reads):
         options = {"data": jnp.zeros((40, 2)), "batching": batching}
         solution = descend(jnp.dot, epsilon=epsilon, **options)
         multiplier = solution.stats["noise_multiplier"]
-        spent = accounting.noise_multiplier_to_epsilon(
-            multiplier, 1e-5, batching.sampling(40, 4)
-        )
+        sampling = batching.sampling(40, 4)
+        spent = accounting.noise_multiplier_to_epsilon(multiplier, 1e-5, sampling)
         assert 0.98 * epsilon < spent <= epsilon
-        assert solution.privacy.epsilon == epsilon
-        assert solution.privacy.delta == 1e-5
+        assert (solution.privacy.epsilon, solution.privacy.delta) == (epsilon, 1e-5)
         if num_reads:
             # Against the exact curve of T Gaussians, written out once more.
             mu = math.sqrt(num_reads) / multiplier
@@ -130,9 +128,8 @@ def test_schedules_and_their_traced_numbers():
     def solve(schedule):
         return descend(learning_rate=schedule).params
 
-    np.testing.assert_allclose(
-        solve(0.1), solve(optax.constant_schedule(0.1)), rtol=1e-6
-    )
+    constant = solve(optax.constant_schedule(0.1))
+    np.testing.assert_allclose(solve(0.1), constant, rtol=1e-6)
     params = [solve(jax.tree_util.Partial(falling, first)) for first in (0.1, 0.2)]
     assert len(traces) == 1
     assert (params[0] != params[1]).all()

@@ -56,16 +56,6 @@ def solve(data, *, change=None, max_colluding=1, max_dropouts=0, **setting):
     return solutions, transports[0].heard
 
 
-def released_sums(heard, grid, num_params):
-    """Returns the sums that everybody reads from the messages of each round."""
-    sums = []
-    for messages in heard:
-        if all(m is not None and len(m) == 8 * num_params for m in messages):
-            total = sum(np.frombuffer(m, "<u8") for m in messages)
-            sums.append(grid.to_reals(total.astype(np.int64)))
-    return np.array(sums)
-
-
 def noise_of(sizes, *, num_shares, num_params=3, **setting):
     setting = SETTING | setting | {"num_params": num_params, "num_shares": num_shares}
     setting["num_releases"] = setting.pop("num_steps")
@@ -139,36 +129,31 @@ def test_a_pytree_a_schedule_an_average_and_a_projection(dtype):
             ).params
 
     params = run_parties(party_fn, 2)[0]
-    assert params["w"].shape == (3, 1)
-    assert params["b"].shape == ()
+    assert (params["w"].shape, params["b"].shape) == ((3, 1), ())
     assert params["w"].dtype == params["b"].dtype == dtype
-    norm = np.hypot(np.linalg.norm(params["w"]), params["b"])
-    assert 0 < norm < 0.1001
+    assert 0 < np.hypot(np.linalg.norm(params["w"]), params["b"]) < 0.1001
 
 
 def test_the_guarantee_names_all_records_and_the_event_spends_what_is_claimed():
     data = [records(size, seed) for seed, size in enumerate(SIZES)]
     solution = solve(data, max_dropouts=1, num_steps=None)[0][0]
-    assert solution.stats["num_steps"] == 51  # ceil(10 log 158)
     assert "158 records" in str(solution.privacy)
-    assert solution.stats["num_samples"] == 158
-    assert solution.stats["num_parties"] == 4
+    sizes = {"num_steps": 51, "num_samples": 158, "num_parties": 4}  # ceil(10 log 158)
+    assert solution.stats.items() >= sizes.items()
     accountant = dp_accounting.pld.PLDAccountant().compose(solution.privacy.dp_event)
     np.testing.assert_allclose(accountant.get_epsilon(1e-6), 2.0, rtol=1e-3)
 
 
-@jax.custom_vjp
+@jax.custom_jvp
 def as_logistic(params, example):
-    """Returns the logistic loss, with a gradient of its own."""
+    """Returns the logistic loss, with a derivative of its own."""
     return losses.logistic(params, example)
 
 
-def _backward(residual, slope):
-    grads = jax.grad(losses.logistic, argnums=(0, 1))(*residual)
-    return jax.tree.map(lambda x: 2 * slope * x, grads)
-
-
-as_logistic.defvjp(lambda *x: (as_logistic(*x), x), _backward)
+@as_logistic.defjvp
+def _twice(primals, tangents):
+    value, tangent = jax.jvp(losses.logistic, primals, tangents)
+    return value, 2 * tangent
 
 
 def scaled_logistic(scale):

@@ -38,9 +38,8 @@ def solve(features, labels, **changes):
 def computed_minimizer(features, labels, loss, convexity, eta, gradient_norm):
     objective = _objective_perturbation.Objective(loss, *features.shape)
     with jax.enable_x64(True):
-        rows = _objective_perturbation.signed_rows(
-            jnp.asarray(features), jnp.asarray(labels)
-        )
+        arrays = map(jnp.asarray, (features, labels))
+        rows = _objective_perturbation.signed_rows(*arrays)
         params = MINIMIZER(objective, rows, convexity, jnp.asarray(eta), gradient_norm)
         return np.asarray(rows), np.asarray(params), objective
 
@@ -78,21 +77,14 @@ def test_rounding_bound_covers_the_error_and_less_is_not_certified():
 def test_budget_is_split_as_stated():
     solution = solve(NORMAL, SIGNS)
     stats, share = solution.stats, 0.01
-    noise = objective_noise(
-        1 - share,
-        1e-6 * (1 - share),
-        num_samples=300,
-        regularization=0.01,
-        curvature_bound=0.25,
-        is_non_increasing=True,
-    )
+    given = {"num_samples": 300, "regularization": 0.01, "curvature_bound": 0.25}
+    given["is_non_increasing"] = True
+    noise = objective_noise(1 - share, 1e-6 * (1 - share), **given)
     assert stats["stddev"] == pytest.approx(noise.stddev)
     convexity = 300 * (0.01 + noise.extra_regularization)
-    spent = accounting.gaussian_epsilon(
-        stats["output_stddev"],
-        1e-6 * share,
-        sensitivity=2 * stats["gradient_norm"] / convexity,
-    )
+    output = stats["output_stddev"], 1e-6 * share
+    moved = 2 * stats["gradient_norm"] / convexity
+    spent = accounting.gaussian_epsilon(*output, sensitivity=moved)
     assert spent == pytest.approx(share, rel=1e-6)
     assert stats["gradient_norm"] >= 1e-8 * convexity
     assert (solution.privacy.epsilon, solution.privacy.delta) == (1.0, 1e-6)
@@ -100,15 +92,14 @@ def test_budget_is_split_as_stated():
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float64])
 def test_no_row_is_longer_than_one(dtype):
-    largest = float(np.finfo(dtype).max)
+    largest, tiny = float(np.finfo(dtype).max), float(np.finfo(dtype).tiny)
     rows = RNG.normal(size=(200, 7))
     rows[:100] /= np.linalg.norm(rows[:100], axis=1, keepdims=True)
     rows[100] = largest
     rows[101] = [np.inf, *[largest] * 6]
     rows[102] = [np.nan, 1, 0, 0, 0, 0, 0]
     rows[103] = [-np.inf, np.inf, 0, 0, 0, 0, 0]
-    rows[104] = np.nan
-    rows[105] = 4 * float(np.finfo(dtype).tiny)
+    rows[104], rows[105] = np.nan, 4 * tiny
     with jax.enable_x64(True):
         rows_of = _objective_perturbation.signed_rows
         found = np.asarray(rows_of(jnp.asarray(rows.astype(dtype)), jnp.ones(200)))

@@ -35,9 +35,7 @@ def from_counts(counts):
 
 
 def all_counts(total):
-    return [
-        (a, b, total - a - b) for a in range(total + 1) for b in range(total + 1 - a)
-    ]
+    return [x for x in itertools.product(range(total + 1), repeat=3) if sum(x) == total]
 
 
 @pytest.mark.parametrize("quantile", [0.0, 0.3, 1.0])

@@ -1,5 +1,6 @@
 """Sample and aggregate: its smooth bound, its noise, its subsets, odd results."""
 
+import functools
 import math
 
 import jax
@@ -71,23 +72,20 @@ def test_the_floor_of_the_noise_is_stated():
     steps = _smooth_center.num_steps(400, 1)
     expected = 8.0 * stats["noise_multiplier"] * math.exp(-stats["smoothness"] * steps)
     assert stats["least_stddev"] == pytest.approx(expected, rel=1e-3)
-    multiplier = smooth_gaussian_multiplier(
-        2.0, 1e-5, smoothness=stats["smoothness"], num_coordinates=3
-    )
+    options = {"smoothness": stats["smoothness"], "num_coordinates": 3}
+    multiplier = smooth_gaussian_multiplier(2.0, 1e-5, **options)
     assert stats["noise_multiplier"] == pytest.approx(multiplier)
     assert stats["subset_size"] == 3
     assert stats["spread"] == pytest.approx(0.08)
 
 
 def test_fit_fn_that_raises_or_returns_other_shapes():
+    odd = {6: {"a": np.zeros(3), "b": 0.0}, 7: "nothing"}
+
     def fit(subset):
         if subset[0] == 5:
             raise RuntimeError
-        if subset[0] == 6:
-            return {"a": np.zeros(3), "b": 0.0}
-        if subset[0] == 7:
-            return "nothing"
-        return {"a": np.ones(2), "b": subset.mean()}
+        return odd.get(subset[0], {"a": np.ones(2), "b": subset.mean()})
 
     data = np.ones(800)
     data[[0, 100, 200]] = 5.0, 6.0, 7.0
@@ -106,10 +104,8 @@ def test_loop_equals_vmap(overlap):
     def fit(subset):
         return {"w": subset["x"].mean(axis=0)}
 
-    one, other = (
-        solve(data, fit, vectorize=vectorize, overlap=overlap, **options)
-        for vectorize in (True, False)
-    )
+    run = functools.partial(solve, data, fit, overlap=overlap, **options)
+    one, other = run(vectorize=True), run(vectorize=False)
     np.testing.assert_allclose(one.params["w"], other.params["w"], rtol=1e-5)
     assert one.stats == other.stats
 

@@ -25,10 +25,18 @@ from dpjax.accounting import (
 )
 from dpjax.solvers import Solution
 from dpjax.tuning import _select
+from tests.unit.refusals import refused
 
 FREE = PrivacyGuarantee.of(0.0, 0.0, dp_event=NoOpDpEvent())
-COST = PrivacyGuarantee.of(0.1, 0.0, dp_event=LaplaceDpEvent(10.0))
 BUDGET = {"epsilon": 1.0, "delta": 0.0, "mean_trials": 4.0}
+
+
+def pure(epsilon):
+    event = LaplaceDpEvent(1 / epsilon)
+    return PrivacyGuarantee.of(epsilon, 0.0, dp_event=event)
+
+
+COST = pure(0.1)
 
 
 def toy(candidate, key):
@@ -42,11 +50,15 @@ OF_PARAMS = tuning.Score(lambda params, key: params, FREE)
 RATES = jnp.array([0.1, 1.0, 10.0])
 
 
+def select(candidates=RATES, train_fn=toy, **options):
+    """Selects by the draws of `toy`, but for the options."""
+    options = {"score": BY_DRAW, **BUDGET, **options}
+    return tuning.dp_select(train_fn, candidates, **options)
+
+
 def test_it_releases_the_best_of_its_runs_and_how_many_stays_in(key):
-    solution = tuning.dp_select(toy, RATES, key=key, score=BY_DRAW, **BUDGET)
-    num_runs = _select.draw_count(
-        _select.TrialCount("geometric", 4.0), jax.random.fold_in(key, 0)
-    )
+    solution, law = select(key=key), _select.TrialCount("geometric", 4.0)
+    num_runs = _select.draw_count(law, jax.random.fold_in(key, 0))
     draws = []
     for turn in range(1, num_runs + 1):
         index_key, run_key = jax.random.split(jax.random.fold_in(key, turn))
@@ -65,12 +77,8 @@ def test_it_releases_the_best_of_its_runs_and_how_many_stays_in(key):
 @pytest.mark.parametrize("candidates", [RATES, list(RATES)], ids=["rows", "a list"])
 def test_runs_together_are_the_same_runs(candidates, key):
     alone, together = (
-        tuning.dp_select(
-            toy, candidates, key=jax.random.clone(key), score=BY_DRAW, num_parallel=n,
-            **BUDGET,
-        )
-        for n in (1, 3)
-    )  # fmt: skip
+        select(candidates, key=jax.random.clone(key), num_parallel=n) for n in (1, 3)
+    )
     assert_same(alone, together)
 
 
@@ -83,8 +91,7 @@ def test_runs_of_a_list_are_made_side_by_side(key):
             both.wait(timeout=60)
         return toy(candidate, key)
 
-    options = {"score": BY_DRAW, "num_parallel": 2, **BUDGET}
-    solution = tuning.dp_select(train, [0.1, 1.0], key=key, **options)
+    solution = select([0.1, 1.0], train, key=key, num_parallel=2)
     assert solution.stats["candidate"] in (0, 1)
 
 
@@ -120,18 +127,15 @@ def test_the_number_of_runs_has_its_law(distribution):
 
 def test_no_run_releases_the_default():
     law = {"mean_trials": 0.01, "distribution": "poisson"}
-    solution = tuning.dp_select(
-        toy, RATES, key=jax.random.key(0), epsilon=1.0, delta=0.0, score=BY_DRAW,
-        default={"of": 1.0, "draw": 0.0}, **law,
-    )  # fmt: skip
-    assert solution.params == {"of": 1.0, "draw": 0.0}
+    default = {"of": 1.0, "draw": 0.0}
+    solution = select(key=jax.random.key(0), default=default, **law)
+    assert solution.params == default
     assert solution.stats == {"candidate": -1, "score": -math.inf}
     assert 0.1 < solution.privacy.epsilon < 0.11
 
 
 def test_a_score_that_is_no_number_counts_as_worst(key):
-    progress = _select.Progress(3)
-    progress = progress.with_run(0, math.nan, 1.0)
+    progress = _select.Progress(3).with_run(0, math.nan, 1.0)
     assert (progress.candidate, progress.num_done) == (0, 1)  # rather than none
     progress = progress.with_run(1, math.nan, 2.0)
     assert progress.candidate == 0
@@ -140,21 +144,17 @@ def test_a_score_that_is_no_number_counts_as_worst(key):
     assert progress.with_run(1, math.nan, 4.0).candidate == 2
     assert progress.with_run(1, -5.0, 4.0).candidate == 2  # the first of a tie
     nothing = tuning.Score(lambda params, key: jnp.nan, FREE)
-    solution = tuning.dp_select(toy, RATES, key=key, score=nothing, **BUDGET)
-    assert solution.stats["score"] == -math.inf
+    assert select(key=key, score=nothing).stats["score"] == -math.inf
 
 
 def test_a_list_holds_candidates_of_any_kind():
     def train(candidate, key):
         name, cost = candidate
-        privacy = PrivacyGuarantee.of(cost, 0.0, dp_event=LaplaceDpEvent(1 / cost))
-        return Solution(jnp.zeros(3 if name == "large" else 2), privacy, {})
+        return Solution(jnp.zeros(3 if name == "large" else 2), pure(cost), {})
 
     largest = tuning.Score(lambda params, key: float(params.size), FREE)
     candidates = [("small", 0.05), ("large", 0.2)]
-    solution = tuning.dp_select(
-        train, candidates, key=jax.random.key(3), score=largest, **BUDGET
-    )
+    solution = select(candidates, train, key=jax.random.key(3), score=largest)
     assert solution.stats["candidate"] == solution.params.size - 2
     # Whatever was drawn.
     assert solution.privacy.epsilon == tuning_epsilon(0.2, 0.0, mean_trials=4.0)
@@ -167,16 +167,18 @@ def test_candidates_whose_profiles_cross_cost_more_than_each_alone(key):
     What is likelier on a neighbor among pure runs, on top, makes it unlikely there
     that a lower run is the best. Of these the Gaussian ones have the larger ratios.
     """
-    delta, mean, pure, multiplier = 1e-6, 10.0, 0.81, 3.0
+    delta, mean, of_pure, multiplier = 1e-6, 10.0, 0.81, 3.0
     exact = gaussian_epsilon(multiplier, delta, sensitivity=1.0)
     guarantees = [
-        PrivacyGuarantee.of(pure, 0.0, dp_event=LaplaceDpEvent(1 / pure)),
+        pure(of_pure),
         PrivacyGuarantee.of(exact, delta, dp_event=gaussian_event(multiplier)),
     ]
-    epsilon = tuning.dp_select(
+    options = {"epsilon": 10.0, "delta": delta, "mean_trials": mean}
+    epsilon = select(
+        [0, 1],
         lambda index, key: Solution(jnp.zeros(()), guarantees[index], {}),
-        [0, 1], key=key, epsilon=10.0, delta=delta, score=OF_PARAMS, mean_trials=mean,
-    ).privacy.epsilon  # fmt: skip
+        **{"key": key, "score": OF_PARAMS, **options},
+    ).privacy.epsilon
     cells = np.r_[-np.inf, np.linspace(-9, 9, 4_001), np.inf]
     law, neighbor = (
         np.diff(scipy.special.ndtr(cells - mu))[::-1] / 2 for mu in (1 / multiplier, 0)
@@ -184,7 +186,7 @@ def test_candidates_whose_profiles_cross_cost_more_than_each_alone(key):
     top = 0.3
     masses = (
         np.r_[top, 2 * law, 1 - top] / 2,
-        np.r_[top * math.exp(pure), 2 * neighbor, 1 - top * math.exp(pure)] / 2,
+        np.r_[top * math.exp(of_pure), 2 * neighbor, 1 - top * math.exp(of_pure)] / 2,
     )
     at_most = [1 - np.r_[0.0, np.cumsum(mass)] for mass in masses]
     best = [x / mean / (1 - (1 - 1 / mean) * x) for x in at_most]
@@ -199,14 +201,11 @@ def test_candidates_whose_profiles_cross_cost_more_than_each_alone(key):
 
 
 def test_a_score_is_paid(key):
-    looked = PrivacyGuarantee.of(0.15, 0.0, dp_event=LaplaceDpEvent(1 / 0.15))
     for records, cost in (("holdout", 0.15), ("training", 0.25)):
-        score = dataclasses.replace(BY_DRAW, privacy=looked, records=records)
-        search_key = jax.random.clone(key)
-        solution = tuning.dp_select(toy, RATES, key=search_key, score=score, **BUDGET)
-        assert solution.privacy.epsilon == pytest.approx(
-            tuning_epsilon(cost, 0.0, mean_trials=4.0), rel=1e-9
-        )
+        score = dataclasses.replace(BY_DRAW, privacy=pure(0.15), records=records)
+        found = select(key=jax.random.clone(key), score=score).privacy.epsilon
+        expected = tuning_epsilon(cost, 0.0, mean_trials=4.0)
+        assert found == pytest.approx(expected, rel=1e-9)
     first, second = (
         PrivacyGuarantee.of(
             gaussian_epsilon(multiplier, 1e-5, sensitivity=1.0),
@@ -224,29 +223,17 @@ def test_a_function_that_cannot_be_traced_states_its_guarantee(key):
     def train(candidate, key):
         return Solution(np.float32(float(candidate)), COST, {})
 
-    select = partial(tuning.dp_select, train, RATES, score=OF_PARAMS, **BUDGET)
+    search = partial(select, train_fn=train, score=OF_PARAMS, key=key)
     with pytest.raises(ValueError, match="traceable"):
-        select(key=key)
-    solution = select(key=key, privacy=COST)
+        search()
+    solution = search(privacy=COST)
     assert solution.params == RATES[solution.stats["candidate"]]
-    less = PrivacyGuarantee.of(0.05, 0.0, dp_event=LaplaceDpEvent(20.0))
     with pytest.raises(ValueError, match="privacy must be the guarantee of every run"):
-        select(key=key, privacy=less)
-
-
-def count_runs(train_fn, runs):
-    """A train_fn that notes its runs, and is killed in the one that `runs` ends at."""
-
-    def train(candidate, key):
-        if not isinstance(key, jax.core.Tracer) and next(runs, None) is None:
-            raise KeyboardInterrupt
-        return train_fn(candidate, key)
-
-    return train
+        search(privacy=pure(0.05))
 
 
 def test_a_search_that_was_killed_goes_on_and_runs_nothing_twice(tmp_path):
-    options = {"score": BY_DRAW, **BUDGET, "epsilon": 2.0, "mean_trials": 12.0}
+    options = {"epsilon": 2.0, "mean_trials": 12.0}
     law, root = _select.TrialCount("geometric", 12.0), jax.random.key(0)
     keys = (jax.random.fold_in(root, i) for i in itertools.count())
     one = next(
@@ -254,27 +241,28 @@ def test_a_search_that_was_killed_goes_on_and_runs_nothing_twice(tmp_path):
         for key in keys
         if _select.draw_count(law, jax.random.fold_in(key, 0)) == 8
     )  # fmt: skip
-    whole = tuning.dp_select(toy, RATES, key=one, **options)
+    whole, folder = select(key=one, **options), tmp_path / "search"
 
     def search(allowed, **others):
         left = iter(range(allowed))
-        train = count_runs(toy, left)
-        arguments = {"key": one, "checkpoint": tmp_path / "search", **options, **others}
-        return tuning.dp_select(train, RATES, **arguments), len(list(left))
+
+        def train(candidate, key):  # notes its runs, and is killed after the last
+            if not isinstance(key, jax.core.Tracer) and next(left, None) is None:
+                raise KeyboardInterrupt
+            return toy(candidate, key)
+
+        arguments = {"key": one, "checkpoint": folder, **options, **others}
+        return select(train_fn=train, **arguments), len(list(left))
 
     with pytest.raises(KeyboardInterrupt):
         search(3)
-    folder = tmp_path / "search"
     assert folder.stat().st_mode & 0o77 == 0
     found, unused = search(5)
     assert unused == 0
     assert_same(found, whole)
     assert_same(search(0)[0], whole)  # finished: the same release
-    others = [{"key": jax.random.key(7)}, {"mean_trials": 11.0}, {"score": None}]
-    others[2]["score"] = dataclasses.replace(
-        BY_DRAW, fn=lambda params, key: 2 * params["draw"]
-    )
-    for other in others:
+    twice = dataclasses.replace(BY_DRAW, fn=lambda params, key: 2 * params["draw"])
+    for other in {"key": jax.random.key(7)}, {"mean_trials": 11.0}, {"score": twice}:
         with pytest.raises(ValueError, match="checkpoint must be of the same run"):
             search(0, **other)
     with pytest.raises(ValueError, match="privacy must be None with a checkpoint"):
@@ -284,11 +272,12 @@ def test_a_search_that_was_killed_goes_on_and_runs_nothing_twice(tmp_path):
 def test_other_data_are_another_search(tmp_path):
     def search(values):
         mean = jax.jit(lambda x: x * jnp.asarray(values).mean())
-        return tuning.dp_select(
-            lambda candidate, key: Solution(mean(candidate), COST, {}),
-            RATES, key=jax.random.key(0), score=OF_PARAMS,
-            checkpoint=tmp_path / "search", **BUDGET,
-        )  # fmt: skip
+        options = {"key": jax.random.key(0), "checkpoint": tmp_path / "search"}
+        return select(
+            train_fn=lambda candidate, key: Solution(mean(candidate), COST, {}),
+            score=OF_PARAMS,
+            **options,
+        )
 
     values = np.arange(4.0, dtype=np.float32)
     search(values)
@@ -297,32 +286,30 @@ def test_other_data_are_another_search(tmp_path):
         search(values[::-1] + 1)
 
 
-def test_what_is_refused(key):
-    def costly(privacy):
-        return lambda candidate, key: Solution({"draw": 0.0}, privacy, {})
+def costly(privacy):
+    return lambda candidate, key: Solution({"draw": 0.0}, privacy, {})
 
-    other = dataclasses.replace(COST, relation=ADD_OR_REMOVE_ONE)
-    free = dataclasses.replace(FREE, relation=ADD_OR_REMOVE_ONE)
-    drawn = costly(Sample(100, 10).privacy(COST))
-    rows = tuning.Score(lambda params, key: RATES, FREE)
-    added = dataclasses.replace(BY_DRAW, privacy=free)
-    for options, message in (
-        ({"candidates": []}, "candidates must be at least one"),
-        ({"candidates": jnp.zeros((0, 2))}, "candidates must be arrays with at least"),
-        ({"train_fn": costly(PrivacyGuarantee.non_private())}, "finite: the best of"),
-        ({"epsilon": 0.2}, "epsilon must be at least 0.2"),
-        ({"train_fn": costly(other)}, "the relation of a run"),
-        ({"train_fn": drawn}, "base must be the guarantee of independent runs"),
-        ({"train_fn": drawn, "privacy": COST}, "privacy must be the guarantee of"),
-        ({"train_fn": costly(other), "score": added}, "the relation of a score on a h"),
-        ({"train_fn": lambda candidate, key: candidate}, "what train_fn returns must"),
-        ({"distribution": "poisson"}, "default must be given where poisson"),
-        ({"score": toy}, "score must be a Score"),
-        ({"score": rows}, r"score.fn\(...\) must be a scalar"),
-    ):
-        given = {"train_fn": toy, "candidates": RATES, "key": key, "score": BY_DRAW}
-        with pytest.raises(ValueError, match=message):
-            tuning.dp_select(**given | BUDGET | options)
+
+OF_OTHERS = costly(dataclasses.replace(COST, relation=ADD_OR_REMOVE_ONE))
+FREE_OF_OTHERS = dataclasses.replace(FREE, relation=ADD_OR_REMOVE_ONE)
+ADDED = dataclasses.replace(BY_DRAW, privacy=FREE_OF_OTHERS)
+DRAWN = costly(Sample(100, 10).privacy(COST))
+ROWS = tuning.Score(lambda params, key: RATES, FREE)
+test_what_is_refused = refused(
+    lambda options: select(**{"key": jax.random.key(0)} | options),
+    ({"candidates": []}, "candidates must be at least one"),
+    ({"candidates": jnp.zeros((0, 2))}, "candidates must be arrays with at least"),
+    ({"train_fn": costly(PrivacyGuarantee.non_private())}, "finite: the best of"),
+    ({"epsilon": 0.2}, "epsilon must be at least 0.2"),
+    ({"train_fn": OF_OTHERS}, "the relation of a run"),
+    ({"train_fn": DRAWN}, "base must be the guarantee of independent runs"),
+    ({"train_fn": DRAWN, "privacy": COST}, "privacy must be the guarantee of"),
+    ({"train_fn": OF_OTHERS, "score": ADDED}, "the relation of a score on a h"),
+    ({"train_fn": lambda candidate, key: candidate}, "what train_fn returns must"),
+    ({"distribution": "poisson"}, "default must be given where poisson"),
+    ({"score": toy}, "score must be a Score"),
+    ({"score": ROWS}, r"score.fn\(...\) must be a scalar"),
+)
 
 
 # -- Scores: their noise, and how far a record moves them ------------------------------
@@ -352,17 +339,13 @@ def test_the_noise_of_a_score_is_there_and_has_its_scale(delta):
 
 
 def test_no_record_moves_a_score_by_more():
-
-    def loss(params, example):
-        return example
-
     def score(values):
-        found = tuning.clipped_loss(loss, values, limit=2.0, epsilon=1e9, delta=0.0)
+        options = {"limit": 2.0, "epsilon": 1e9, "delta": 0.0}
+        found = tuning.clipped_loss(lambda params, x: x, values, **options)
         return float(found.fn(None, jax.random.key(1)))
 
     values = jnp.linspace(0.0, 3.0, 21)
     for bad in (jnp.nan, jnp.inf, -jnp.inf, 1e38, -1.0, 0.0):
         moved = abs(score(values.at[0].set(bad)) - score(values.at[0].set(2.0)))
         assert moved <= 2.0 / 21 * (1 + 1e-5)
-    worst = score(jnp.full(21, jnp.nan))
-    assert worst == pytest.approx(-2.0, abs=1e-5)
+    assert score(jnp.full(21, jnp.nan)) == pytest.approx(-2.0, abs=1e-5)

@@ -308,9 +308,8 @@ class TestSecondMoments:
 
 
 def test_blocks_are_clipped_apart_and_noise_holds_for_both():
-    estimator = BlockClipping(
-        {"weights": 2.0, "intercept": 0.5}, (("weights", 0.9), ("intercept", 0.1))
-    )
+    shares = ("weights", 0.9), ("intercept", 0.1)
+    estimator = BlockClipping({"weights": 2.0, "intercept": 0.5}, shares)
     sample = {"weights": jnp.array([30.0, 40.0]), "intercept": jnp.array(-9.0)}
     clipped = estimator.influence(sample)
     weights = np.array([0.6, 0.8]) * 0.9**0.5
@@ -332,10 +331,8 @@ def test_a_fit_on_a_sample_costs_what_was_asked_for_all():
     assert "4,000 records" in solution.privacy.description
     np.testing.assert_allclose(solution.params, [1, -2, 0.5], atol=0.4)
     own = Sample(4_000, 1_000).budget(0.5, 1e-6)
-    found = float(solution.stats["noise_multiplier"])
-    assert found == pytest.approx(
-        noise_multiplier(*own, Sampling(num_steps=1)), rel=1e-6
-    )
+    expected = noise_multiplier(*own, Sampling(num_steps=1))
+    np.testing.assert_allclose(solution.stats["noise_multiplier"], expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize("fit", [dp_linear_model, dp_additive_model])
@@ -344,19 +341,13 @@ def test_what_is_refused_draws_no_sample(fit, monkeypatch):
     features, means, _ = table()
     given = {"key": jax.random.key(1), "epsilon": 8.0, "delta": 1e-5, "max_records": 9}
     given |= {} if fit is dp_linear_model else {"smooth": (0, 1)}
-    of_all = {"max_weight": 0.0}, {"execution": print}, {"intercept": 4}, {"delta": 0.5}
-    of_one = (
-        {"max_features": 0},
-        {"max_features": 2, "intervals": True},
-        {"weights": np.ones(3)},
-        {"offsets": np.ones(3)},
-    )
-    of_other = {"smooth": (0, 0)}, {"smooth": (0, 4)}, {"smooth": (3,), "intercept": 3}
-    for wrong in (
-        *of_all,
-        *(of_one if fit is dp_linear_model else of_other),
-        {"epsilon": None, "noise_multiplier": 1.0},
-        {"loss": losses.softmax(3), "intervals": True},
-    ):
+    of_all = [{"max_weight": 0.0}, {"execution": print}, {"intercept": 4}]
+    of_all += [{"delta": 0.5}, {"epsilon": None, "noise_multiplier": 1.0}]
+    of_all += [{"loss": losses.softmax(3), "intervals": True}]
+    of_one = [{"max_features": 0}, {"max_features": 2, "intervals": True}]
+    of_one += [{"weights": np.ones(3)}, {"offsets": np.ones(3)}]
+    of_other = [{"smooth": x} for x in ((0, 0), (0, 4))]
+    of_other += [{"smooth": (3,), "intercept": 3}]
+    for wrong in of_all + (of_one if fit is dp_linear_model else of_other):
         with pytest.raises(ValueError, match=f"{next(iter(wrong))} must be"):
             fit(**{"loss": "squared", "data": (features, means)} | given | wrong)
