@@ -76,7 +76,7 @@ class Rule(NamedTuple):
 
     @classmethod
     def of(cls, loss: LinearLoss) -> "Rule":
-        """Returns a loss's rule for how many records and what gain curves need.
+        """Returns a loss's rule for how many records, and how much gain, curves need.
 
         Losses of labels need less, because they bound the influence of a record. Other
         targets may be nearly all noise, with heavy tails, which curves overfit sooner

@@ -285,8 +285,8 @@ def _directions(
     moments: jax.Array, least: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:  # each (k, k), and a scalar
     """Returns eigenvectors v with v^T moments v = 1, hidden vectors, and a count."""
-    # Eigenvectors with eigenvalues up to `least`, which may be noise, are hidden:
-    # they are columns of the second matrix, of norm 1, are zero in the first, and count.
+    # Eigenvectors with eigenvalues up to `least`, which may be noise, are hidden: they
+    # are columns of norm 1 of the second matrix, and zeros in the first.
     values, vectors = jnp.linalg.eigh(moments)
     is_clear = values > least
     scale = jnp.where(is_clear, jnp.sqrt(1 / jnp.maximum(values, least)), 0.0)

@@ -67,8 +67,9 @@ def smooth_center(
 
     The center is the point with the smallest ball that holds a majority of the points.
     Noise in proportion to S hides a record that changes `overlap` of them. The points
-    must be in a set of diameter 1. `weights` (K + 1,) are from `smooth_weights`, about
-    e^(-Bk): S is the largest w_k L_k, L_k bounds what a record moves after k changes.
+    must be in a set of diameter 1. S is the largest w_k L_k, with `weights` w (K + 1,)
+    from `smooth_weights`, and L_k a bound on how far a record moves the center if k
+    other records have changed.
     """
     num_points, num_coordinates = points.shape
     first = majority(num_points, overlap) - 1  # r_i(t_0) has this index, from zero

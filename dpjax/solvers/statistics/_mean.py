@@ -241,8 +241,8 @@ class Shares(NamedTuple):
     def of(cls, shape: tuple[int, ...], noise_multiplier: float) -> "Shares":
         """Returns each release's share of the budget, for the mean of (n, d) samples.
 
-        Sizes, centers and scales of columns get only what makes their noise small; the
-        mean has the rest. `noise_multiplier` is that of all releases together.
+        Sizes, centers and scales of columns get just enough for little noise; the mean
+        has the rest. `noise_multiplier` is that of all releases together.
         """
         num_samples, d = shape
         unit = noise_multiplier / num_samples
@@ -409,10 +409,10 @@ def radii_of(
 ) -> tuple[jax.Array, jax.Array]:  # radii, mean length beyond
     """Returns radii (4,), from zero, at which layers of rows end, and a mean length.
 
-    `seen` is the released histogram of row lengths. A fifth of the rows are longer than
-    the first layer, and few than the last. The mean length beyond the last radius
-    estimates the bias of clipping there. `multiplier` is the noise multiplier of the
-    mean.
+    A layer is the part of a row between two radii, and has noise of its own. `seen` is
+    the released histogram of row lengths. A fifth of the rows are longer than the first
+    layer, and few than the last. The mean length beyond the last radius estimates the
+    bias of clipping there. `multiplier` is the noise multiplier of the mean.
     """
     first = seen.quantile(0.0, _BEYOND_FIRST)
     # The last radius follows from a Pareto tail, because few records are beyond it.

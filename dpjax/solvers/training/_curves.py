@@ -81,7 +81,7 @@ class Curves:
         return jax.lax.scan(add, total, bent)[0]
 
     def curve(self, column: int, grid: ArrayLike) -> jax.Array:
-        """Returns what a column adds to predictions before the link, (m,) or (m, K).
+        """Returns a column's part of predictions before the link, (m,) or (m, K).
 
         Args:
             column: the index of the column.
