@@ -39,12 +39,13 @@ _FEW = 0.15
 
 def shares_of(
     kind: ModelKind,  # the static description of the model
-    threshold: float,  # the least gain for curves
+    threshold: float,  # curves need a larger gain: see `released_gain`
     num_samples: int,
-    num_functions: int,  # tested functions: see `is_seen`
-    noise_multiplier: float,  # of the model and the choice
+    num_functions: int,  # tested functions: two for each column and output
+    noise_multiplier: float,  # of all releases together
 ) -> dict[str, float]:  # by release; the model has the rest
-    """Returns budget shares for choosing lines or curves, from public numbers."""
+    """Returns shares of the budget for the private choice between lines and curves."""
+    # `first_fit` is for a linear model, the other shares are for `released_gain`.
     noise = gain_noise(num_samples, num_functions, noise_multiplier)
     if kind.has_labels:
         return {"first_fit": MOST_SHARE, "bends": MOST_SHARE} | _SHARES
@@ -62,14 +63,15 @@ def released_gain(
     noise_multiplier: float,
     shares: Mapping[str, float],  # of the budget, by release
 ) -> jax.Array:
-    """Releases the gain of curves over a linear model, in squares of a clip norm.
+    """Releases the gain of curves, an estimate of how much they reduce the mean loss.
 
-    Curves are fitted if it is large. Each column has two hat functions, one on either
+    The gain is a scalar, in squares of a clip norm; above a threshold, curves are
+    fitted in place of a linear model. Each column has two hat functions, one on either
     side of zero. Their parts explained by a constant and a bounded line are removed by
     released second moments, and the rest has about unit spread. The mean of function
-    times slope of the loss is then zero where a straight line is best, and half its
-    square, over the curvature, is the gain of a small bend. The squares are summed,
-    less the expected square of the noise.
+    times slope (derivative of the loss in the prediction) is then zero where a straight
+    line is best, and half its square, over the curvature, is the reduction by a small
+    bend. The squares are summed, less the expected square of the noise.
 
     Privacy:
         Under replace-one as up to four Gaussian mechanisms, of the noise multiplier
@@ -91,8 +93,8 @@ def released_gain(
         num_above=_CLIPPED * len(slopes),
         noise_multiplier=multipliers["bend_size"],
     )
-    # Clipped slopes of skewed targets have a mean, part of which would seem a gain
-    # where noisy moments straighten the functions. It is released and subtracted.
+    # Clipped slopes of skewed targets have a mean. Noisy moments do not remove all of a
+    # constant, so this mean would add to the gain. It is released and subtracted.
     # Slopes of labels are bounded, with a mean near zero.
     if multiplier := multipliers.get("slope_mean"):
         mean_key, slope_key = _keys.split(mean_key)
@@ -106,11 +108,11 @@ def released_gain(
 def _tested(
     kind: ModelKind, examples: Examples, predictions: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns functions (n, k, 4), slopes (n, K), and curvatures in [0, 1], (n,).
+    """Returns the numbers of each record of which `released_gain` takes means.
 
-    The functions of each of k columns are the constant 1, a line, and two hats: their
-    products with slopes test for curves. Slopes and curvatures are derivatives of the
-    loss at `predictions`.
+    Functions (n, k, 4) of each of k columns are the constant 1, a line, and two hats.
+    Slopes (n, K) and curvatures (n,), in [0, 1], are first and second derivatives of
+    the loss at `predictions`, times weights.
     """
     features, targets, offsets, weights = examples
     several = predictions.ndim > 1
@@ -138,12 +140,13 @@ def _straightened(
     key: Key,
     multiplier: Scalar,  # the noise multiplier
 ) -> jax.Array:
-    """Releases the coefficients (k, 2, 4) of hats without their straight parts.
+    """Releases coefficients (k, 2, 4) that remove constant and line from hat functions.
 
     With them `_bends` makes two functions of each of k columns: combinations of hats,
-    the constant and the line. The mean is of squares and products of a record's four
-    functions, each column's times the curvature. No two records are at an obtuse angle:
-    their inner product is a sum of squares of inner products of functions.
+    constant and line, uncorrelated with the latter two, of about unit spread. They
+    follow from a noisy mean of squares and products of a record's four functions, times
+    the curvature. No two records are at an obtuse angle, as their inner product is a
+    sum of squares of inner products of functions.
     """
     num_columns = functions.shape[1]
     rows, columns = jnp.triu_indices(4)
@@ -189,8 +192,11 @@ def _bends(functions: jax.Array, matrix: jax.Array) -> jax.Array:
 def _centered(
     axis_name: Any, slopes: jax.Array, norm: jax.Array, key: Key, multiplier: Scalar
 ) -> jax.Array:
-    """Returns slopes (n, K) clipped to a norm, minus their mean, which is released."""
-    # The mean of clipped slopes would seem a gain.
+    """Returns slopes, derivatives of the loss in K predictions (n, K), less their mean.
+
+    They are clipped to `norm`, and the mean is released with noise. Otherwise each
+    curve would seem to reduce the loss by as much as an intercept alone can.
+    """
 
     def products(weights, slope):
         return jnp.sum(weights * slope)
@@ -211,8 +217,11 @@ def _gain(
     key: Key,
     multiplier: Scalar,  # the noise multiplier
 ) -> jax.Array:
-    """Releases the gain of curves: squares of mean products of bends and slopes."""
-    # They are summed, less the expected square of the noise.
+    """Releases the scalar gain of curves (`released_gain`), in squares of `norm`.
+
+    It is the sum of squares of the noisy mean products of bends and slopes, less the
+    expected square of the noise.
+    """
 
     def products(weights, record):
         bend, slope = record
@@ -232,9 +241,10 @@ def rare_columns(
 ) -> tuple[jax.Array, jax.Array]:
     """Releases the indices of columns that are mostly zero, and their number.
 
-    They may have narrow hat functions. At most `MOST_FINEST` indices are returned,
-    columns with more records beside zero first, because they have the most to gain.
-    Only as many as the number, from the first, are mostly zero.
+    An additive model may have narrow hat functions of them. The array of indices has
+    the static size min(k, `MOST_FINEST`); only its first entries, as many as the
+    number, are columns that are mostly zero. Those with more values that are not zero
+    come first, because narrow functions help them most.
 
     Privacy:
         Under replace-one one Gaussian mechanism of the multiplier. A record gives its

@@ -76,10 +76,11 @@ class Rule(NamedTuple):
 
     @classmethod
     def of(cls, loss: LinearLoss) -> "Rule":
-        """Returns the rule of a loss for when columns have curves.
+        """Returns a loss's rule for how many records, and how much gain, curves need.
 
-        Labels bound the influence of a record. Other targets may be nearly all noise,
-        with heavy tails, which curves follow sooner than lines do.
+        Losses of labels need less, because they bound the influence of a record. Other
+        targets may be nearly all noise, with heavy tails, which curves overfit sooner
+        than lines do.
         """
         if loss.num_outputs > 1 or loss.target_range == (-1.0, 1.0):
             threshold = Threshold(2.0, 4e-4)
@@ -90,11 +91,11 @@ class Rule(NamedTuple):
     def knots(
         self, num_clear: float, num_columns: int, num_smooth: int
     ) -> tuple[float, ...]:
-        """Returns the most knots that the records allow for every curve, () for lines.
+        """Returns the positions of knots for every curve: fine, coarse, or () for none.
 
-        Coarse or fine knots need `records` for each weight. `num_clear` is the number
-        of records, over the noise multiplier and the number of outputs; `num_smooth` of
-        the columns may have curves.
+        They are the most knots for which `num_clear` suffices: the number of records,
+        over the noise multiplier and the number of outputs. `self.records` has how many
+        each weight of the model needs; `num_smooth` columns may have curves.
         """
         coarse, fine = self.records
         for num_records, knots in ((fine, FINE), (coarse, _COARSE)):
@@ -111,8 +112,8 @@ def knots_of(
     num_smooth: int,  # of the columns, those that may have curves
     noise_multiplier: float,  # of all releases together
 ) -> tuple[float, ...]:
-    """Returns the knots of every curve by public numbers, () for a linear model."""
-    # More records, and less noise, allow more knots.
+    """Returns the positions of the knots of every curve, () for a linear model."""
+    # They follow from public numbers: more records, and less noise, allow more knots.
     rule, num_functions = Rule.of(loss), 2 * num_smooth * loss.num_outputs
     if not (rule.bends_unseen or is_seen(num_samples, num_functions, noise_multiplier)):
         return ()
@@ -134,8 +135,8 @@ def banded_knots_of(
 ) -> tuple[float, ...]:
     """Returns the knots of curves with confidence bands, () for a linear model.
 
-    These are the most knots for which the noise hides no direction of usual columns;
-    `num_smooth` of the columns may have curves.
+    These are the most knots with which noise usually hides no eigenvector of the
+    released Hessian, so that bands are finite; `num_smooth` columns may have curves.
     """
     for knots in reversed(_BANDED):
         num_weights = num_columns + num_smooth * (len(knots) - 2)  # without lines
@@ -162,8 +163,8 @@ class Hats:
     num_finest: int = 0
 
     def __call__(self, columns: jax.Array) -> jax.Array:
-        """Returns lines, then hat functions, of columns (n, c), as features (n, d)."""
-        # A linear model of these features is a sum of curves.
+        """Returns features (n, d) of columns (n, c): lines, then hat functions."""
+        # A linear model of these features is a sum of curves, one for each column.
         knots, tail, places = self.knots, self.tail, jnp.asarray(self.smooth)
         features, again = jnp.split(columns, [columns.shape[1] - self.num_finest], 1)
         values = bounded(features[:, places])
@@ -189,8 +190,11 @@ def curves_of(
     knots: tuple[float, ...],  # of every curve
     intercept: int | None,  # index of its column
 ) -> Curves:  # for predictions
-    """Returns fitted weights of the functions of `Hats` as slopes and heights."""
-    # With a tail of 0 the columns of `smooth` had no lines among these functions.
+    """Returns the curves that a linear model of the features of `Hats` is a sum of.
+
+    Its weights become slopes of lines, in units of the columns, and heights at knots.
+    With a tail of 0 the columns of `smooth` had no lines among the features.
+    """
     outputs = weights.shape[1:]
     if tail == 0:
         straight = np.delete(np.arange(num_columns), smooth)
@@ -213,12 +217,12 @@ def curves_of(
 
 @jax.jit
 def at_finest(curves: Curves, places: jax.Array, weights: jax.Array) -> Curves:
-    """Returns curves at the finest knots, where narrow hat functions are added to some.
+    """Returns the same curves at the knots `FINEST`, plus narrow hat functions.
 
     Args:
         curves: curves at `FINE` knots.
-        places: shape (c,), the places of curves with narrow functions.
-        weights: weights of narrow functions, shape (c·m,) or (c·m, K).
+        places: shape (c,), the curves that get narrow functions, among curves.smooth.
+        weights: fitted weights of m narrow functions each, shape (c·m,) or (c·m, K).
     """
     between = hats(jnp.asarray(FINEST, weights.dtype), FINE)
     heights = jnp.einsum(

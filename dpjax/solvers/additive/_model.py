@@ -173,8 +173,8 @@ def dp_additive_model(
 def _smooth(
     smooth: Sequence[int], num_columns: int, intercept: int | None
 ) -> tuple[int, ...]:
-    """Returns the indices of columns that may bend, from zero, after checking them."""
-    # They must be different columns, without the intercept's.
+    """Returns the indices, from zero, of columns that may have curves, or raises."""
+    # They must be different columns of the data, without the intercept's.
     is_fine = isinstance(smooth, Sequence | np.ndarray) and not isinstance(smooth, str)
     _validate.require(is_fine, "smooth", smooth, "a sequence of indices of columns")
     bent = tuple(column_index("smooth", index, num_columns) for index in smooth)
@@ -226,12 +226,13 @@ class Terms(NamedTuple):
         key: Key,
         noise_multiplier: float,  # of this fit
         execution: Execution,  # microbatches, callback, checkpoint
-        finest: jax.Array | None = None,  # places among `bent`
+        finest: jax.Array | None = None,  # places among `bent`; None: no columns
     ) -> tuple[jax.Array, dict[str, Any], jax.Array | None, jax.Array | None]:
-        """Releases a fit of lines and hat functions, and returns that of `fit_columns`.
+        """Releases a linear model of lines and hat functions of the columns.
 
-        These are weights, stats, errors and correlations. The columns of `bent` at the
-        places `finest` also have narrow functions.
+        As `fit_columns` does, it returns weights of all functions, stats, and standard
+        errors and correlations of the weights, which are None unless `intervals` is
+        set. The columns of `bent` at the places `finest` also have narrow functions.
         """
         num_finest = 0 if finest is None else len(finest)
         if finest is not None and num_finest:
@@ -267,9 +268,11 @@ class Terms(NamedTuple):
 def _all_terms(
     terms: Terms, examples: Examples, key: Key, noise_multiplier: float, execution: Any
 ) -> tuple[Curves, dict[str, Any], Curves | None, jax.Array | None]:
-    """Releases curves of all columns of `smooth`, stats, errors and correlations."""
-    # There is no choice of columns. Errors and correlations need `intervals`, else
-    # None.
+    """Releases an additive model in which all columns of `smooth` have curves.
+
+    It returns the curves, stats, standard errors of slopes and heights, as `Curves`,
+    and their correlations; errors and correlations are None without `intervals`.
+    """
     fitted, stats, errors, correlations = terms.fit(
         examples, key, noise_multiplier, execution
     )
@@ -290,7 +293,9 @@ def _chosen_terms(
     noise_multiplier: float,  # of all releases together
     execution: Execution,  # microbatches, callback, checkpoint
 ) -> tuple[Curves, dict[str, Any]]:  # curves, stats
-    """Releases lines, curves, or curves with narrow functions, and returns the stats.
+    """Releases an additive model and its stats, after a private choice of its terms.
+
+    The terms are lines, curves, or curves with narrow hat functions in some columns.
 
     Privacy:
         One Gaussian mechanism of the noise multiplier under replace-one: a linear
@@ -304,7 +309,8 @@ def _chosen_terms(
     rest = 1 - math.fsum(choice.shares.values())
 
     def final(key: Key, index: int) -> tuple[Curves, dict[str, Any]]:
-        """Fits lines for index 0, else curves, index - 1 with narrow functions."""
+        """Releases the model of an index, as in `_Choice.which`, and its stats."""
+        # 0: lines; 1: curves; 1 + k: curves, with narrow hat functions in k columns.
         rare = jnp.zeros(0, "int32") if choice.rare is None else choice.rare
         finest = rare[: max(index - 1, 0)]
         bent = terms if index else terms._replace(knots=())
@@ -346,8 +352,11 @@ def _released_choice(
     noise_multiplier: float,  # of all releases together
     execution: Execution,  # microbatches, callback, checkpoint
 ) -> _Choice:
-    """Releases the choice of lines, curves, or curves with narrow functions."""
-    # It follows from the gain over a linear model, and from counts of zeros by column.
+    """Releases which terms to fit: lines, curves, or curves with narrow functions.
+
+    The choice follows from the gain of curves over a linear model, which is released
+    for this only, and from noisy shares of records at zero, by column.
+    """
     kind, num_samples = terms.kind, len(examples.targets)
     first_key, gain_key, *rare_key = keys
     threshold = Rule.of(kind.loss).threshold.of(num_samples, noise_multiplier)
@@ -382,8 +391,11 @@ def _released_choice(
 def _residual_problem(
     terms: Terms, examples: Examples, line: jax.Array, scale: jax.Array | None
 ) -> tuple[Examples, jax.Array]:  # for `released_gain`
-    """Returns examples of columns that may bend, and a linear model's predictions."""
-    # `line` are its weights; targets and predictions are in units of `scale`, if known.
+    """Returns examples of columns that may bend, and a linear model's predictions.
+
+    `line` has the model's weights. Targets and predictions are divided by `scale`, the
+    residuals' scale of the Huber loss, unless it is None.
+    """
     predictions = _lines(examples.features, line, terms.intercept)
     # The Huber loss has its threshold in units of the residuals' scale.
     if scale is not None:

@@ -86,7 +86,7 @@ def problem(
     max_weight: Scalar,  # weights are clipped to it
 ) -> tuple[ModelKind, Examples]:
     """Returns a model's static description, and cleaned records, for `fit_columns`."""
-    # Records lack the intercept's column, unless steps fit a model of it alone.
+    # Features lack the intercept's column, except as below for a model of it alone.
     loss, features, targets, intercept = table
     deleted = intercept
     is_alone = intercept is not None and features.shape[1] == 1
@@ -114,7 +114,8 @@ def cleaned(
     loss: LinearLoss, column: int | None, examples: Examples, max_weight: Scalar
 ) -> Examples:
     """Returns finite records without the intercept's column, with weights in [0, 1]."""
-    # Each comes from one record alone, so that a replaced record replaces one here.
+    # `column` is its index, or None. Each result depends on one record alone, so that
+    # replacing a record replaces one result.
     features = examples.features
     if column is not None:
         features = jnp.delete(features, column, axis=1, assume_unique_indices=True)
@@ -134,17 +135,18 @@ def fit_columns(
     examples: Examples,  # features: the selected columns, or all
     num_columns: int,  # with the intercept's column
     intercept: int | None,  # index of its column
-    selected: jax.Array | None = None,  # indices of columns
+    selected: jax.Array | None = None,  # indices of columns; None: all
     *,
     key: Key,
     noise_multiplier: float,  # of all releases
     execution: Execution,  # microbatches, callback, checkpoint
     intervals: bool,
 ) -> tuple[jax.Array, dict[str, Any], jax.Array | None, jax.Array | None]:
-    """Releases weights of all columns, stats, standard errors and their correlations.
+    """Releases a linear model's weights, stats, standard errors and correlations.
 
-    They make up a `Solution`: weights and errors (num_columns,), or (num_columns, K),
-    are in the user's order. Without `intervals` errors and correlations are None.
+    Weights and errors (num_columns,), or (num_columns, K) for K outputs, and the
+    correlations of the weights (num_columns, num_columns) are in the user's order of
+    columns. Without `intervals` errors and correlations are None.
     """
     release = {"key": key, "noise_multiplier": noise_multiplier, "execution": execution}
     columns = examples.features
@@ -174,8 +176,9 @@ def _by_column(
     indices: jax.Array,  # columns of the weights, in order
     params: dict[str, jax.Array],  # weights, and perhaps an intercept
 ) -> jax.Array:
-    """Returns a fit's weights by column of the user, zero for columns without one."""
-    # Shape (num_columns,) or (num_columns, K).
+    """Returns weights in the user's order of columns, from a fit's params."""
+    # Shape (num_columns,) or (num_columns, K); zero for columns that were not selected.
+    # The intercept goes to its column.
     weights = params["weights"]
     full = jnp.zeros((num_columns, *weights.shape[1:]), weights.dtype)
     full = full.at[indices].set(weights)

@@ -77,10 +77,11 @@ def best_constant(
 def _mean(
     kind: ModelKind, examples: Examples, quantile: jax.Array | None, multiplier: Scalar
 ) -> tuple[Unrounded, jax.Array, jax.Array]:  # mean, stddevs, bound
-    """Returns the mean that gives the constant, before noise, stddevs, and a bound.
+    """Returns the mean of `_samples` before noise, stddevs of the noise, and a bound.
 
-    It is the mean of `_samples`, padded with zeros as are the stddevs of its noise. The
-    bound of targets is twice their released quantile, and 1 for labels.
+    `best_constant` follows from this mean with noise. Mean and stddevs are vectors
+    padded with zeros. Targets are clipped to the bound: twice their released quantile,
+    or 1 for labels, which need no quantile.
     """
     size = jnp.ones((), examples.features.dtype)
     if quantile is not None:
@@ -95,7 +96,8 @@ def _mean(
 def _constant(
     kind: ModelKind, noisy: jax.Array, stddevs: jax.Array, size: jax.Array
 ) -> tuple[jax.Array, jax.Array]:  # constant, mean weight
-    """Returns the constant prediction, () or (K,), and the mean weight in [0, 1]."""
+    """Returns the best prediction without features, and the mean weight in [0, 1]."""
+    # The prediction, () or (K,) for K classes, is on the scale of the loss's link.
     # `noisy` are released means of `_samples`, and `size` is the bound of the targets.
     classes = kind.loss.num_outputs
     total = jnp.sum(noisy[:classes]) if classes > 1 else noisy[1]
@@ -120,8 +122,8 @@ def _samples(
 ) -> tuple[jax.Array, Estimator]:
     """Returns vectors (n, k), whose mean gives the constant, and their estimator.
 
-    They are pairs of a clipped target over `size`, times the weight, and the weight, or
-    weighted indicators of K classes. The estimator knows the mean's sensitivity.
+    They are pairs of weight · clipped target / `size` and weight, or indicators of K
+    classes times the weight. The estimator bounds them and has the mean's sensitivity.
     """
     targets, weights = examples.targets, examples.weights
     if kind.loss.num_outputs > 1:
@@ -160,8 +162,8 @@ def missing_share(stats: Mapping[str, Any], num_samples: int) -> float:
 
 
 def largest_slope(kind: ModelKind, constant: jax.Array, size: Scalar) -> jax.Array:
-    """Returns the largest slope of the loss at the constant, targets within ±size."""
-    # It is the clip norm of the intercept's gradient.
+    """Returns the loss's largest absolute derivative at a constant prediction."""
+    # Targets are within ±size. It is the clip norm of the intercept's gradient.
     loss = kind.loss
     if kind.has_labels or kind.is_robust:
         return jnp.asarray(loss.derivative_bound, constant.dtype)

@@ -93,10 +93,10 @@ def fit(
 
     1. With an intercept, the median of targets is released by bisection within twice
        their median absolute value.
-    2. The median distance from it is the unit of a first fit, which has a quarter of
-       the budget, and no callback and checkpoint.
-    3. The median absolute value of the residuals, or the loss's own threshold, is the
-       unit of a second fit, which corrects the first.
+    2. The median distance from it is the scale of targets in a first fit, which has a
+       quarter of the budget, and no callback and checkpoint.
+    3. The median absolute value of the residuals, or the loss's own threshold, is their
+       scale in a second fit, which corrects the first.
 
     However large a few targets are, medians depend on their number alone, and slopes
     are at most the threshold.
@@ -119,8 +119,8 @@ def _robust_fit(
     noise_multiplier: float,  # of all releases together
     execution: Execution,  # microbatches, callback, checkpoint
 ) -> tuple[Params, dict[str, Any]]:  # params, stats
-    """Releases a Huber fit plus a fit to its residuals, by the steps of `fit`."""
-    # Both have a released unit and center, so that no noise grows with outliers.
+    """Releases the sum of a Huber fit and a fit to its residuals, as `fit` explains."""
+    # Both scale targets by a released number, so that no noise grows with outliers.
     threshold = jnp.clip(loss.threshold, 1 / LARGEST, LARGEST) / _THRESHOLD
     kind = kind._replace(loss=Huber(_THRESHOLD))
     shares = {
@@ -234,7 +234,7 @@ def _fit_once(
     """Releases a fit by noisy gradient steps for `fit`; robust losses need two.
 
     Before the steps, the best constant, a whitening and clip norms are released; after
-    them, a correction of scale and level.
+    them, a factor of the weights and a change of the intercept (`recalibration`).
     """
     num_samples, num_features = shape = kind.shape(examples.features)
     shares = Shares.of(kind, shape, noise_multiplier)
@@ -267,7 +267,7 @@ def _fit_once(
     if kind.has_intercept:
         params = {"intercept": start.constant} | params
     # Clipped gradients of skewed targets leave the weights too small; one Newton step
-    # on scale and level corrects that.
+    # on the scale of predictions and the intercept corrects that.
     correction, white = None, start.whitening
     if kind.loss.num_outputs == 1:
         scores, level = _predicted(start.rows[0], params)
@@ -299,8 +299,9 @@ def _prepared(kind: ModelKind, examples: Examples) -> Records:
 def _of_records(
     kind: ModelKind, examples: Examples
 ) -> tuple[dict[str, jax.Array], jax.Array, jax.Array]:  # fields, sizes, norms
-    """Returns replaced fields of examples, target sizes (n,) and row norms (n,)."""
-    # Offsets are subtracted from targets, and become zero, if the start is their mean.
+    """Returns changed fields of examples, absolute targets (n,) and row norms (n,)."""
+    # They make up `Records`. If steps start at the mean of the targets, offsets are
+    # subtracted from targets and become zero; otherwise no field is changed.
     shifted = {}
     if kind.starts_at_mean:
         targets, offsets = examples.targets, examples.offsets
@@ -313,7 +314,7 @@ def _of_records(
 def _coordinates(
     kind: ModelKind, num_steps: int, records: Records, key: Key, multipliers: Shares
 ) -> Coordinates:
-    """Releases what steps need: a constant as start, coordinates, and clip norms.
+    """Releases whitened features, first params and clip norms for the gradient steps.
 
     `multipliers` are the releases' noise multipliers, and `num_steps` steps follow.
     """
@@ -399,10 +400,11 @@ def _moments(
     radius: jax.Array,  # clip norm of the features
     multiplier: Scalar,  # the noise multiplier
 ) -> tuple[Unrounded, jax.Array, jax.Array | None]:  # moments, stddevs, constant
-    """Returns second moments of rows before noise, stddevs, and the rows' constant.
+    """Returns second moments of rows before noise, stddevs of noise, and a constant.
 
-    A row is a record's features times the root of its weight. With an intercept it has
-    one more entry, that constant times the root, which gives the center.
+    Moments and stddevs are vectors as from `second_moments`. A row is a record's
+    features times the root of its weight. With an intercept it has one more entry, the
+    constant times the root, which gives the center; without, the constant is None.
     """
     columns, weights = examples.features, examples.weights
     ones = constants = None
@@ -425,11 +427,11 @@ def _whitened(
     kind: ModelKind,
     floors: tuple[float, float],  # see `whitening`
     columns: jax.Array,
-    noisy: jax.Array,  # entries of the moments, padded
+    noisy: jax.Array,  # distinct entries of the moments, padded with zeros
     stddevs: jax.Array,  # of their noise
     ones: jax.Array | None,  # the rows' constant; None: no intercept
 ) -> tuple[Whitening, jax.Array]:  # map, whitened features
-    """Returns the whitening by noisy second moments, and whitened features (n, d)."""
+    """Returns a whitening map, from noisy second moments, and features (n, d) in it."""
     _, num_features = kind.shape(columns)
     moments, stddev = symmetric(num_features + (ones is not None), noisy, stddevs)
     white = whitening(moments, stddev, ones=ones, floors=floors)
@@ -446,11 +448,12 @@ def _whitened(
 def _first(
     kind: ModelKind, examples: Examples, z: jax.Array, constant: jax.Array, size: Scalar
 ) -> tuple[jax.Array, dict[str, jax.Array], jax.Array, jax.Array | None]:
-    """Returns offsets and first params of the steps, and bounds of the first gradients.
+    """Returns offsets and first params of the steps, and sizes of the first gradients.
 
-    These are norms (n,) of each record's gradient in the weights, a quantile of which
-    is the clip norm, and the largest slope of an intercept that takes steps. `constant`
-    is the best constant prediction, and targets are within ±size.
+    The sizes are norms (n,) of each record's gradient in the weights, a quantile of
+    which is the clip norm, and the clip norm of the intercept's gradient, or None if
+    the intercept takes no steps. `constant` is the best constant prediction, and
+    targets are within ±size.
     """
     _, targets, offsets, weights = examples
     outputs = constant.shape
@@ -503,7 +506,7 @@ def _in_features(
 ) -> dict[str, jax.Array]:  # weights and intercept
     """Returns weights and intercept for features, from weights and intercept for z.
 
-    `correction` is the factor of the weights, and the change of the intercept.
+    `correction` is a factor of the weights and a change of the intercept, or None.
     """
     scale, change = (1.0, 0.0) if correction is None else correction
     weights = product(white.matrix, scale * params["weights"])
@@ -623,11 +626,11 @@ def _newton_step(
     means: jax.Array,  # of `_records`, with noise
     noise: Scalar,  # the stddev of the means
 ) -> tuple[jax.Array, jax.Array]:  # factor, change
-    """Returns the factor of scores and the change of the level, from released numbers.
+    """Returns the factor of scores and the change of the level, for `recalibration`.
 
-    The means are gradient and Hessian of the mean loss in (spread·scale, level). The
-    level is eliminated. Both parts of the gradient have the same clipped slopes, so an
-    error of the level cancels.
+    The means are gradient and Hessian of the mean loss in (spread·scale, level), with
+    the bound of scores as spread. The level is eliminated. Both parts of the gradient
+    have the same clipped slopes, so an error of the level cancels.
     """
     spread, height = bounds
     bound = loss.curvature_bound

@@ -210,7 +210,7 @@ def _in_rough_coordinates(
     keys: tuple[Key, ...],  # for a bound of row norms, for second moments
     multipliers: dict[str, float],  # noise multipliers by release
 ) -> tuple[Whitening, Examples]:
-    """Releases a whitening of the rows, and returns examples with whitened features."""
+    """Releases a first whitening map of features, and returns examples mapped by it."""
     # With correlated features, noise would hide more directions of the Hessian.
     radius = noisy_bound(
         keys[0],
@@ -227,7 +227,7 @@ def _in_rough_coordinates(
 def _linearized(
     kind: ModelKind, examples: Examples, params: Params, unit: Scalar
 ) -> tuple[Params, jax.Array, jax.Array]:  # params, rows (n, k), slopes (n,)
-    """Returns params over `unit`, and rows and slopes that linearize the loss there.
+    """Returns params over `unit`, and rows and slopes for a Newton step from there.
 
     The rows' second moments are H, the Hessian of the mean loss in units of the loss's
     largest second derivative. Slopes are the loss's derivatives times the weights. The
@@ -248,15 +248,15 @@ def _linearized(
 
 @partial(jax.jit, static_argnums=0)
 def _curvatures(has_intercept: bool, moments: jax.Array, stddev: Scalar) -> Curvatures:
-    """Returns directions in which the Hessian is the identity, by released moments.
+    """Returns eigenvectors of the Hessian, scaled so that it is the identity in them.
 
-    `moments` (k, k) are the Hessian with noise, of `stddev` on the diagonal. Directions
-    that the noise hides are zeros. With an intercept the last direction is the
-    intercept of centered rows.
+    `moments` (k, k) are the released Hessian, with noise of `stddev` on the diagonal.
+    Eigenvectors with eigenvalues that may be noise are zeros, and returned as hidden.
+    With an intercept the last column stands for the intercept of centered rows.
     """
     size = len(moments)
     stddev = jnp.asarray(stddev, moments.dtype)
-    least = _CLEAR * math.sqrt(2 * size) * stddev  # the edge of the spectrum of noise
+    least = _CLEAR * math.sqrt(2 * size) * stddev  # noise's largest eigenvalue, doubled
     if not has_intercept:
         return Curvatures(*_directions(moments, least), stddev)
     # The level is the last direction. The other directions are found for centered rows.
@@ -284,8 +284,9 @@ def _with_level(inner: jax.Array, row: jax.Array, corner: Scalar) -> jax.Array:
 def _directions(
     moments: jax.Array, least: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:  # each (k, k), and a scalar
-    """Returns columns v with v^T moments v = 1, hidden columns, and their number."""
-    # Noise hides eigenvalues up to `least`. A column is zero in one of both matrices.
+    """Returns eigenvectors v with v^T moments v = 1, hidden vectors, and a count."""
+    # Eigenvectors with eigenvalues up to `least`, which may be noise, are hidden: they
+    # are columns of norm 1 of the second matrix, and zeros in the first.
     values, vectors = jnp.linalg.eigh(moments)
     is_clear = values > least
     scale = jnp.where(is_clear, jnp.sqrt(1 / jnp.maximum(values, least)), 0.0)
@@ -297,8 +298,9 @@ def _directions(
 def _scores(
     has_intercept: bool, z: jax.Array, slopes: jax.Array, root: jax.Array
 ) -> Params:
-    """Returns records' gradients (n, d) in the columns of `root`, and the intercept."""
+    """Returns each record's gradients (n, d) along `root`, and for the intercept."""
     # Their mean gives a Newton step: features z times slopes, derivatives of the loss.
+    # The columns of `root` are the directions of `Curvatures`.
     slopes = slopes[:, None]
     if not has_intercept:
         return {"weights": slopes * product(z, root)}
@@ -319,7 +321,7 @@ def _newton_step(
     """Returns params after a Newton step, standard errors and correlations (k, k).
 
     All come from released numbers. The covariance is that of the step, by sampling and
-    all noise; errors are infinite where hidden directions have a part in a param.
+    all noise; params that depend on directions hidden by noise have infinite errors.
     """
     root, hidden, num_hidden, noise = curvatures
     units = scores.units / kind.loss.curvature_bound
@@ -387,7 +389,7 @@ def released_scores(
     intercept. Each block is clipped to a noisy bound C, and released in two parts:
     clipped to C / 2, and the remainder. With a Pareto tail from C / 2 on, clipping to C
     removes rho times the second part. Two noisy counts give rho, which corrects the
-    mean and widens the interval.
+    mean, with an error that adds to the standard errors.
     """
     shares = {"weights": 1.0}
     if kind.has_intercept:
@@ -452,8 +454,11 @@ def _corrected(
     excess: dict[str, Excess],  # how much norms exceed the bounds
     halves: Params,  # half of the bounds
 ) -> tuple[jax.Array, Scores]:  # rows, scores
-    """Returns rows (n, k) of norm 1 for second moments, and the corrected `Scores`."""
-    # Their stddevs are in units of the parts' noise; moments are zeros until released.
+    """Returns gradients (n, k) scaled to norms up to 1, and `Scores` from their mean.
+
+    The mean is corrected for clipping. Scores.stddev is in units of the parts' noise;
+    the second moments, of the scaled gradients, are zeros until they are released.
+    """
     means, noises, biases, units, rows = [], [], [], [], []
     is_heavy = jnp.zeros((), bool)
     for block, (name, share) in enumerate(shares):

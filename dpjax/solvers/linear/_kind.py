@@ -33,13 +33,13 @@ def by_block(
 ) -> jax.Array:
     """Returns `function(replicated, rows)`, computed for a block of rows at a time.
 
-    Features of curves are many for each row; only the result, with the leading axis n,
-    is in memory for all rows.
+    A row may have many features inside of `function`, so they are never in memory for
+    all rows: only the result is, which has the leading axis n.
     """
     most = max(_MOST_NUMBERS // max(width, 1), 1)
 
     def of_device(replicated: PyTree, rows: PyTree) -> tuple[PyTree, jax.Array]:
-        """Returns the results for the rows of a device, computed block by block."""
+        """Returns (), and the function's result for a device's rows, block by block."""
         num_rows = _validate.leading_size(rows, "rows")
         if num_rows <= most:
             return (), function(replicated, rows)
@@ -152,11 +152,11 @@ class Shares(NamedTuple):
     def of(
         cls, kind: ModelKind, shape: tuple[int, ...], noise_multiplier: float
     ) -> "Shares":
-        """Returns the shares of the releases of a model with features of shape (n, d).
+        """Returns each release's budget share for a linear model of (n, d) features.
 
-        Shares that are not needed go to the steps. Without features the constant has
-        the whole budget. With features its share grows with the noise, so that the
-        model is no worse than one without features.
+        Gradient steps get what no other release needs. Without features, the constant
+        prediction has all of it. With features its share grows with the noise, so that
+        the model is no worse than one without features.
         """
         num_samples, num_features = shape
         size = 0.0 if kind.has_labels else 0.4

@@ -340,9 +340,9 @@ def _choose(
 ) -> jax.Array:
     """Releases the ascending indices of the features with the largest mean products.
 
-    A product is a feature times the loss's slope. Mean products move by at most D;
-    Gumbel noise has the scale D sqrt(k / (2 rho)): `docs/privacy/proofs/linear.md`,
-    8.6.
+    A product is a feature times the loss's slope. A record moves a mean product by at
+    most D; for k choices Gumbel noise has the scale D sqrt(k / (2 rho)):
+    `docs/privacy/proofs/linear.md`, 8.6.
     """
     loss = kind.loss
     features, targets, offsets, weights = examples

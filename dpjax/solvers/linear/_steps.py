@@ -55,7 +55,7 @@ class BlockClipping(Estimator):
 
     def influence(self, sample: PyTree) -> PyTree:
         """Returns a sample's clipped leaves over their norms, times roots of shares."""
-        # So all leaves together have a norm of at most 1, by which noise is scaled.
+        # All leaves together have norm 1 at most; equal noise gives each its share.
         # A leaf may exceed its norm by the rounding of clip_to_norm and of two
         # products.
         return {

@@ -253,7 +253,7 @@ class FixedPoint(NamedTuple):
 def row_blocks(
     features: jax.Array, targets: jax.Array, truncation: Scalar, fixed_point: FixedPoint
 ) -> Blocks:
-    """Returns iota x and iota y in blocks of records, as `chunk_scores` reads them."""
+    """Returns features and targets times `truncation` in blocks for `chunk_scores`."""
     # The shapes are (steps, blocks, length, d) and (steps, blocks, length): a scan runs
     # over steps, their blocks run in parallel, and a block gets one logarithm.
     length = fixed_point.block_length
@@ -276,10 +276,10 @@ def chunk_scores(
 ) -> jax.Array:
     """Returns the scores of candidates, shape (size,); a better fit has a higher score.
 
-    A score is a sum over records of log(f_i) / U, rounded as in `FixedPoint`. `columns`
-    are candidates, shape (d, size), and `blocks` records from `row_blocks`. If rows are
-    sharded over mesh axes, a psum adds the integers. A block has rows of one device, so
-    every bound of `FixedPoint` holds.
+    A score is a sum over records of log(f_i) / U, each in [0, 1] and lower for a larger
+    residual, rounded as in `FixedPoint`. `columns` are candidates, shape (d, size),
+    and `blocks` records from `row_blocks`. If rows are sharded over mesh `axes`, a psum
+    adds the integers. A block has rows of one device, as `FixedPoint` asks.
     """
     grid = 2.0**fixed_point.fine_bits / fixed_point.unit
 

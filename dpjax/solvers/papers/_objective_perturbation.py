@@ -160,7 +160,7 @@ class Perturbation(NamedTuple):
         cls, objective: Objective, regularization: float, epsilon: float, delta: float
     ) -> "Perturbation":
         """Returns the regularization and noise with which the minimizer is private."""
-        # epsilon and delta are its part of the budget, and regularization is the least.
+        # epsilon and delta are its part of the budget; regularization may be increased.
         loss = objective.loss
         noise = objective_noise(
             epsilon,
@@ -289,7 +289,7 @@ def minimize(objective: Objective, rows, convexity, eta, gradient_norm) -> jax.A
         return norm + error <= gradient_norm
 
     def descend(step: _Step) -> _Step:
-        """Returns the best of nine trial points, and if its gradient is shorter."""
+        """Returns the trial point of shortest gradient, of nine, as a `_Step`."""
         factor = jax.scipy.linalg.cho_factor(hessian(step.params))
         newton = jax.scipy.linalg.cho_solve(factor, step.gradient)
         moves = jnp.concatenate(

@@ -161,8 +161,9 @@ class _Subsets(NamedTuple):
 def _template(
     fit_fn: FitFn, data: PyTree, subsets: _Subsets, center: PyTree, vectorize: bool
 ) -> PyTree:
-    """Returns the center of the ball of results, in a result's shapes and dtypes."""
-    # These come from tracing fit_fn, or from center without vectorize; not from data.
+    """Returns the center of the public ball of results, shaped as fit_fn's result."""
+    # It is `center`, or zeros for None. Shapes and dtypes come from tracing fit_fn, or
+    # from center without vectorize; not from data.
     if not vectorize:
         rule = "given if vectorize is false"
         _validate.require(center is not None, "center", center, rule)
@@ -189,7 +190,7 @@ def _shapes(tree: PyTree) -> PyTree:
 def _noise(
     setting: tuple[float, float, int], subsets: _Subsets, relative_spread: float
 ) -> tuple[float, float]:
-    """Returns beta of the smooth sensitivity S, and the noise's stddev / S."""
+    """Returns beta for a beta-smooth sensitivity S of the center, and stddev / S."""
     # `setting` has epsilon, delta, and the size of a result: all is public. Noise is
     # least with this beta if 3/4 of the results are within relative_spread diameters.
     pairs = _tight_pairs(*setting)

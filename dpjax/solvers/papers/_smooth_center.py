@@ -63,11 +63,13 @@ def smooth_weights(smoothness: float, num_steps: int) -> np.ndarray:
 def smooth_center(
     points: jax.Array, weights: ArrayLike, *, overlap: int
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns a center (d,) of m points (m, d), and its smooth sensitivity S as in (1).
+    """Returns a center (d,) of m points (m, d), and its smooth sensitivity, a scalar S.
 
-    The center has the smallest ball with a majority of the points. Noise in proportion
-    to S hides a record that changes `overlap` of them. They must be in a set of
-    diameter 1, and `weights` are w_0, ..., w_K.
+    The center is the point with the smallest ball that holds a majority of the points.
+    Noise in proportion to S hides a record that changes `overlap` of them. The points
+    must be in a set of diameter 1. S is the largest w_k L_k, with `weights` w (K + 1,)
+    from `smooth_weights`, and L_k a bound on how far a record moves the center if k
+    other records have changed.
     """
     num_points, num_coordinates = points.shape
     first = majority(num_points, overlap) - 1  # r_i(t_0) has this index, from zero

@@ -237,7 +237,8 @@ def _sums(
 ) -> _Sums:
     """Releases each group's sums of samples and squares, for means and their errors.
 
-    Samples are clipped at public bounds, or in layers where these have less noise.
+    Samples are clipped at public bounds, or split into layers (parts between successive
+    radii, each with noise of its own) where these have less noise.
     """
     (center, bound, reach), counts = place, groups.counts
     num_samples = groups.values.size
@@ -318,10 +319,11 @@ def _squares(
 def _shrunk(
     layers: jax.Array, counts: jax.Array, variances: jax.Array
 ) -> tuple[jax.Array, jax.Array]:  # both (G,)
-    """Returns each group's sum over layers, (G,), less noise, and the part removed.
+    """Returns each group's sum over layers, shrunk toward zero, and the part removed.
 
-    `layers` (3, G) are noisy sums within three radii, with `variances` (3,); the outer
-    two shrink. The part removed is at worst a bias, in a group unlike the other groups.
+    `layers` (3, G) are noisy sums of the parts of samples between successive radii,
+    with `variances` (3,); the outer two shrink. The part removed is at worst a bias, in
+    a group unlike the other groups.
     """
     sizes = jnp.maximum(counts, 1).astype(layers.dtype)
     # Skewed groups share a tail: the total shrinks toward zero, as in one mean, and

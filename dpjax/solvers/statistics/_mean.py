@@ -239,9 +239,10 @@ class Shares(NamedTuple):
 
     @classmethod
     def of(cls, shape: tuple[int, ...], noise_multiplier: float) -> "Shares":
-        """Returns each release's share of the budget, for (n, d) samples.
+        """Returns each release's share of the budget, for the mean of (n, d) samples.
 
-        A share suffices for little noise in a center or a scale; the mean has the rest.
+        Sizes, centers and scales of columns get just enough for little noise; the mean
+        has the rest. `noise_multiplier` is that of all releases together.
         """
         num_samples, d = shape
         unit = noise_multiplier / num_samples
@@ -253,7 +254,7 @@ class Shares(NamedTuple):
         sizes = needed(d, _SIZE_NOISE, _MOST)
         centers = needed(2 * _NUM_HALVINGS * d, _CENTER_NOISE, _MOST_CENTER)
         scales = needed(d, _SCALE_NOISE, _MOST) if d > 1 else None
-        # Second moments are released only if the edge of their noise would show some.
+        # Second moments are released unless noise hides their usual eigenvalue, 1.
         edge = math.sqrt(2 * d) * math.sqrt(2) * d * unit / math.sqrt(_MOMENTS)
         is_round = d == 1 or edge > _HIDDEN
         radius, moments = (None, None) if is_round else (_RADIUS, _MOMENTS)
@@ -350,8 +351,8 @@ class Round(NamedTuple):
     def of(cls, keys, samples: jax.Array, multipliers: Shares, axis_name) -> "Round":
         """Releases medians, scales and the map A of samples (n, d), and returns rows.
 
-        `keys` are for medians and scales, and for second moments, which give A: the
-        identity without a share of the budget. Then one clip norm suits all columns.
+        `keys` are for medians and scales, and for second moments, which give A; if they
+        have no share of the budget, A is the identity.
         """
         place_key, moments_key = keys
         size_key, median_key, scale_key = _keys.split(place_key, 3)
@@ -408,10 +409,10 @@ def radii_of(
 ) -> tuple[jax.Array, jax.Array]:  # radii, mean length beyond
     """Returns radii (4,), from zero, at which layers of rows end, and a mean length.
 
-    `seen` is the released histogram of row lengths. A fifth of the rows are longer than
-    the first layer, and few than the last. The mean length beyond the last radius
-    estimates the bias of clipping there. `multiplier` is the noise multiplier of the
-    mean.
+    A layer is the part of a row between two radii, and has noise of its own. `seen` is
+    the released histogram of row lengths. A fifth of the rows are longer than the first
+    layer, and few than the last. The mean length beyond the last radius estimates the
+    bias of clipping there. `multiplier` is the noise multiplier of the mean.
     """
     first = seen.quantile(0.0, _BEYOND_FIRST)
     # The last radius follows from a Pareto tail, because few records are beyond it.

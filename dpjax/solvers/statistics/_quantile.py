@@ -190,8 +190,8 @@ def _with_error(static: tuple[SelectionName, float], key, samples, edges, epsilo
     """Releases a quantile as the midpoint of a bin, and its standard error, scalars.
 
     `static` names the mechanism of choices and the quantile. A second choice, of a
-    width that covers two standard errors of the rank, gives the error, infinite at an
-    end.
+    width that covers two standard errors of the rank, gives the error; it is infinite
+    if a choice is at an end of the bins.
     """
     mechanism, quantile = static
     center_key, width_key = _keys.split(key)
@@ -285,11 +285,11 @@ def _width_scores(
 
 
 def _preference(sizes: jax.Array, most: Scalar, scale: Scalar) -> jax.Array:
-    """Returns an integer for each bin of widths, which is subtracted from its score.
+    """Returns penalties of narrow intervals, an integer for each bin of widths.
 
-    It is zero for the widest bin, and at most `most`, so that wide intervals cost no
-    more than the ranks beyond those requested. `sizes` are the bins' edges; `scale` is
-    the scale of the noise of scores.
+    They are subtracted from scores, so that a large width is chosen among about equal
+    scores. The widest bin has zero, all bins at most `most`. `sizes` are the bins'
+    edges; `scale` is the scale of the noise of scores.
     """
     # Between repeated numbers many widths have the same score, and only one bin reaches
     # the next number. With weights proportional to a power of the width, all widths

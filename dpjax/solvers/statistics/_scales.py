@@ -298,8 +298,9 @@ def _released(
 def _start(
     columns: jax.Array, is_counted: jax.Array | None
 ) -> tuple[jax.Array, _Scales]:  # columns, scales
-    """Returns clipped cells, NaN if they do not count, and centers 0 with scales 1."""
-    # Releases start from these; columns are (n, k), and without is_counted all count.
+    """Returns clipped columns, NaN in rows that do not count, and the first scales."""
+    # Releases start from centers 0 and scales 1. Columns are (n, k); is_counted is (n,)
+    # or None: all rows count.
     columns = jnp.clip(columns, -_BEYOND, _BEYOND)
     if is_counted is not None:
         columns = jnp.where(is_counted[:, None], columns, jnp.nan)

@@ -55,7 +55,9 @@ class Curves:
     intercept: int | None
 
     def predict(self, features: ArrayLike) -> jax.Array:
-        """Returns predictions, without offsets, shape (n,) or (n, K).
+        """Returns predictions before the link, shape (n,), or (n, K) with K outputs.
+
+        The intercept is included; known offsets of records are not: add them.
 
         Args:
             features: shape (n, d), in the units of the fit.
@@ -79,7 +81,7 @@ class Curves:
         return jax.lax.scan(add, total, bent)[0]
 
     def curve(self, column: int, grid: ArrayLike) -> jax.Array:
-        """Returns the part of the prediction that a column adds, shape (m,) or (m, K).
+        """Returns a column's part of predictions before the link, (m,) or (m, K).
 
         Args:
             column: the index of the column.

@@ -54,7 +54,7 @@ class Batches(NamedTuple):
         epsilon: float | None = None,
         delta: float | None = None,
     ) -> "Batches":
-        """Returns public facts about a run's batches, or raises if they do not fit."""
+        """Returns the batching, microbatches and mesh axes of a run, or raises."""
         # Of `data` only shapes and sharding are read. `Poisson` and its kind need
         # epsilon and delta, for the size of padded batches.
         check_execution(execution)
@@ -216,7 +216,7 @@ def observed(
     """Returns optimizer with the state `Observed`, which has norms of the private mean.
 
     Its update passes the noise's l2 norm to optimizer as the keyword noise_norm. The
-    noise has the noise_stddev that the chain passes, or stddev unless that is None.
+    noise has `stddev`, or if that is None, the noise_stddev that the chain passes.
     """
     optimizer = optax.with_extra_args_support(optimizer)
 

@@ -337,7 +337,7 @@ class PrivateTraining:
         return step.mean(_adaptive(_LOSS_QUANTILE), multiplier, relation=step.relation)
 
     def _monitored(self, step, state, batch, is_padding_example):
-        """Returns the monitor's next state, and the numbers that `step` shows of it."""
+        """Returns the loss monitor's next state, and its numbers by name for `step`."""
         # They are the batch's private mean loss, its clipping bound, and its stddev.
         # `robust_grad` reads the batch in microbatches; only its losses are used here.
         values_fn = robust_grad(
