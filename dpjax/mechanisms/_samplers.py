@@ -83,8 +83,8 @@ def laplace(key: Key, *kind: Any) -> jax.Array:
 
 def spherical_laplace(key: Key, *kind: Any) -> jax.Array:
     """Draws one array of density exp(-||x||_2), up to a constant."""
-    # `kind` is as for `normal`. The array's length is distributed as a sum of d
-    # exponentials; its direction is uniform.
+    # `kind` is a shape, a dtype, and a sharding or None. The array's l2 norm is
+    # distributed as a sum of d exponentials; its direction is uniform.
     length_key, direction_key = jax.random.split(key)
     length = jnp.sum(jnp.abs(laplace(length_key, *kind)))
     direction = normal(direction_key, *kind)

@@ -295,7 +295,7 @@ class PairwiseMasks:
             self._keys.append(HKDF(SHA256(), 32, salt, info).derive(shared))
 
     def mask(self, parties: Collection[int], *, attempt: int, size: int) -> np.ndarray:
-        """Returns this party's uint64 mask of shape (size,), for a sum over parties.
+        """Returns this party's mask, uint64 (size,), which a sum over parties cancels.
 
         Privacy: an attempt is a number below 2^64, used for one vector only.
         """
