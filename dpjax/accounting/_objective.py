@@ -53,11 +53,11 @@ def objective_noise(
     """Returns the noise that makes the minimizer of a perturbed objective private.
 
     The objective (1) of this module has a random linear term of stddev sigma, which
-    solves the bound (2), or (3) for a loss that never increases. If its term j = log(1
-    + c / (N Lambda)) would exceed min(epsilon/2, 5), regularization is raised until it
-    does not. The exact minimizer is then (epsilon, delta)-DP under replace-one, for
-    predictors that use a record only through <w, x>. Chaudhuri, Monteleoni, Sarwate
-    (2011), Theorem 9, have j, from the Jacobian of the minimizer.
+    solves the bound (2), or (3) for a loss that never increases. If the bound's term
+    j = log(1 + c / (N Lambda)) would exceed min(epsilon/2, 5), regularization is raised
+    until it does not. The exact minimizer is then (epsilon, delta)-DP under
+    replace-one, for predictors that use a record only through <w, x>. Chaudhuri,
+    Monteleoni, Sarwate (2011), Theorem 9, have j, from the Jacobian of the minimizer.
 
     `num_samples` is N, public; `regularization` is lambda >= 0, in the objective
     (N lambda / 2) ||w||^2 plus the *sum* of losses; `curvature_bound` is c, and

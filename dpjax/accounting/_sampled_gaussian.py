@@ -259,8 +259,7 @@ def fixed_size_log_moment(order: float, multiplier: float, prob: float) -> float
     beyond = scipy.special.log_ndtr(-x)
     masses = beyond[:-1] + np.log(-np.expm1(np.diff(beyond)))
     loss = log_ratio(mu * x[1:] - mu**2 / 2, prob)
-    # With the likelihood ratio r and the order a, the integrand of this module's text
-    # has r^a + r^(1-a) - 1 - r = r^a (1 - r^-a) (1 - r^(1-a)).
+    # r, a likelihood ratio: r^a + r^(1-a) - 1 - r = r^a (1 - r^-a) (1 - r^(1-a))
     parts = np.expm1(-order * loss) * np.expm1((1 - order) * loss)
     logs = order * loss + np.log(parts)
     return _log_sum(np.r_[0.0, masses + logs])
@@ -456,7 +455,7 @@ def _by_renyi(multiplier: float, delta: float, run: Sampling) -> float:
 def poisson_capacity(
     num_samples: int, prob: float, *, num_steps: int, epsilon: float, delta: float
 ) -> int:
-    """Returns the rows of a padded Poisson batch that are enough for the accounting.
+    """Returns how many rows a padded Poisson batch needs, for a guarantee to hold.
 
     It is the smallest c with (1 + e^epsilon) T Pr[Binomial(n, q) > c] <= delta / 1000,
     for T batches that each of n records enters with probability q; or n, if that tail

@@ -279,7 +279,7 @@ def learn_statistics(data: np.ndarray, neighbor: np.ndarray) -> list[Score]:
 
 
 def _histogram(data: np.ndarray, neighbor: np.ndarray) -> tuple[float, Score]:
-    """Returns a z-score of how two samples (n,) differ, and a score of values."""
+    """Returns a z-score of how two samples (n,) differ, and a scoring function."""
     # `data` and `neighbor` are a coordinate in releases of both data sets. The score, a
     # function, is the log ratio of the two histograms at a value.
     both = np.concatenate([data, neighbor])

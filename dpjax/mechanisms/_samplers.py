@@ -25,10 +25,11 @@ TOGETHER = 2**20  # entries; two words of random bits for each take 8 MiB
 def like(sampler: Callable[..., jax.Array], key: Key, tree: PyTree) -> PyTree:
     """Draws independent variables of a sampler in the shapes of a pytree of arrays.
 
-    Consecutive leaves of at most `TOGETHER` entries in all are drawn as one vector,
-    because each draw takes a quarter of a second to compile. Each device draws its own
-    part of a sharded leaf that is drawn alone, and the whole of every other leaf. The
-    groups depend only on shapes and dtypes, so sharding does not change the noise.
+    `sampler` is called as `normal` is. Consecutive leaves of at most `TOGETHER` entries
+    in all are drawn as one vector, because a draw takes a quarter of a second to
+    compile. Each device draws its own part of a sharded leaf that is drawn alone, and
+    all of every other leaf. Groups depend only on shapes and dtypes, so sharding does
+    not change the noise.
     """
     leaves, structure = jax.tree.flatten(tree)
     groups: list[list[jax.Array]] = []

@@ -213,7 +213,7 @@ def _scan(
         is_out = scores == -jnp.inf
         scores = jnp.where(is_out, scores, jnp.clip(scores, -largest, largest))
         noise = sampler(chunk_key, scores.shape, dtype)
-        # Compare differences to the largest score, which is -inf if all are excluded.
+        # Compare differences to the best score, raised from -inf if all are excluded.
         top = jnp.maximum(scores.max(), -largest)
         j = jnp.argmax(scaled(scores - top) + noise).astype(jnp.int32)
         index = (offset + i) * scores.shape[0] + j

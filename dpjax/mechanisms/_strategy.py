@@ -191,8 +191,8 @@ class BandedToeplitz(Toeplitz):
     def optimal(cls, num_steps: int, num_bands: int) -> "BandedToeplitz":
         """Returns the strategy of the smallest mean squared error of prefix sums.
 
-        jax_privacy computes them in seconds, without data, for records whose steps are
-        num_bands apart; num_bands is at most num_steps.
+        jax_privacy computes its bands in seconds, without data, for records whose steps
+        are num_bands apart; num_bands is at most num_steps.
 
         Raises:
             ValueError: If num_bands is not in 1, ..., num_steps.
@@ -284,8 +284,8 @@ class BufferedToeplitz(Toeplitz):
     ) -> "BufferedToeplitz":
         """Returns the strategy of the smallest maximal squared error of prefix sums.
 
-        jax_privacy computes them in seconds to minutes, and chooses their number. The
-        arguments are as for `Strategy.sensitivity`.
+        jax_privacy computes its decays and scales in seconds to minutes, and chooses
+        their number. The arguments are as for `Strategy.sensitivity`.
 
         Raises:
             ValueError: If a count is not positive.

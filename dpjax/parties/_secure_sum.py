@@ -145,7 +145,7 @@ class SecureSum:
     ) -> int:
         """Returns K - C - D, the number of noise shares that no colluder knows.
 
-        K, C and D are the arguments. So many shares must be noise enough for a sum.
+        K, C and D are the arguments. The noise of a sum is calibrated to these shares.
 
         Example:
             >>> SecureSum.count_secret_shares(4, max_colluding=1, max_dropouts=1)
@@ -163,7 +163,7 @@ class SecureSum:
     def agree(self, settings: Mapping[str, PyTree], num_records: int) -> list[int]:
         """Compares arguments and exchanges numbers of records, before the first sum.
 
-        Sends only the number and digests. C and D are compared too.
+        Sends only that number and digests, also of max_colluding and max_dropouts.
 
         Args:
             settings: values that must be equal for all parties, by name. Pytrees are

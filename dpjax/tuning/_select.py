@@ -336,7 +336,7 @@ class Runs:
         return results
 
     def identity(self, key: Key, law: TrialCount, num_parallel: int) -> dict[str, str]:
-        """Returns texts by name that identify a search, most of them digests."""
+        """Returns texts that identify a search: its settings, key, program and data."""
         # A checkpoint is refused unless all texts are equal.
 
         def programs() -> Iterator[bytes]:
