@@ -277,7 +277,7 @@ def _step_divergences(
     log_moment: Callable[[float, float, float], float], multiplier: float, prob: float
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns orders, and bounds of the Renyi divergences of a step."""
-    # The largest orders are left out: they take long, and gain little.
+    # The largest orders are left out: they take long, and hardly lower epsilon.
     orders = _ORDERS[_ORDERS / multiplier <= _LARGEST_SHIFT]
     logs = np.array([log_moment(order, multiplier, prob) for order in orders])
     return orders, (logs * (1 + _ROUNDOFF) + _ROUNDOFF) / (orders - 1)

@@ -56,7 +56,7 @@ def _together(sampler, key: Key, leaves: list[jax.Array]) -> list[jax.Array]:
     drawn = []
     for leaf, part in zip(leaves, split(vector, sizes), strict=True):
         x, place = part.reshape(leaf.shape), jax.typeof(leaf).sharding
-        if num_other_devices(leaf) > 1:  # every device has drawn it whole
+        if num_other_devices(leaf) > 1:  # every device has drawn all of it
             mesh = jax.sharding.get_abstract_mesh()
             mesh = place.mesh if mesh.empty else mesh
             replicated = NamedSharding(mesh, PartitionSpec())

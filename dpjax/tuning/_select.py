@@ -198,7 +198,7 @@ class Progress(NamedTuple):
     def with_run(self, candidate: int, score: float, released: PyTree) -> "Progress":
         """Returns the state after one more run; it has the best run's result."""
         # `released` are the params and stats of the run.
-        # NaN is the worst score. The first of tied runs is kept: it is a random one of
+        # NaN is the worst score. The first of tied runs wins: it is a random one of
         # them, because all runs have the same distribution.
         score = -np.inf if np.isnan(score) else score
         if self.candidate >= 0 and score <= self.score:
@@ -337,7 +337,7 @@ class Runs:
 
     def identity(self, key: Key, law: TrialCount, num_parallel: int) -> dict[str, str]:
         """Returns texts that identify a search: its settings, key, program and data."""
-        # A checkpoint is refused unless all texts are equal.
+        # A checkpoint with any other text is rejected.
 
         def programs() -> Iterator[bytes]:
             for run, inputs in self.traced():
