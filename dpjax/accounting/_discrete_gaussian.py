@@ -105,7 +105,7 @@ def discrete_gaussian_epsilon(
     """Returns the epsilon of integers released with a sum of discrete Gaussian shares.
 
     `stddev` is that of each share; `discrete_gaussian_stddev` has the other arguments.
-    It is the smaller of (2) and (4) of this module, which hold for every stddev >= 1.
+    It is the smaller of the bounds (2), of zCDP, and (4) of this module (stddev >= 1).
     """
     if sensitivity == 0:
         return 0.0

@@ -59,8 +59,8 @@ class SampleDpEvent(dpa.DpEvent):
 
 
 def leaves(event: dpa.DpEvent, count: int = 1) -> Iterator[tuple[dpa.DpEvent, int]]:
-    """Yields pairs (part, number of times) of an event that happens `count` times."""
-    # A part is an event inside the composition that is no composition itself.
+    """Yields pairs (event, number of times): the uncomposed parts of a composition."""
+    # Compositions may be nested; `count` is how often `event` itself happens.
     if isinstance(event, dpa.ComposedDpEvent):
         for part in event.events:
             yield from leaves(part, count)
@@ -82,7 +82,8 @@ def with_tuples(event: dpa.DpEvent) -> dpa.DpEvent:
 
 def samples_of(*events: dpa.DpEvent) -> Counter[str]:
     """Counts the releases of each `Sample` in the events, by the sample's identity."""
-    # Callers refuse more than one: the releases of a sample are amplified together.
+    # A `Sample` is a random part of a table. Callers accept a single release of it,
+    # because its releases must be composed before sampling amplifies their privacy.
     counts: Counter[str] = Counter()
     for event in events:
         for leaf, count in leaves(event):
@@ -122,6 +123,7 @@ def _is_between(kind: type, value: Any, low: float, high: float) -> bool:
 
 def has_no_noise(event: dpa.DpEvent) -> bool:
     """Returns whether an event, or the event inside a sampled event, has no noise."""
+    # Such a release has an infinite epsilon, which no accountant needs to compute.
     amounts = ("noise_multiplier", "noise_parameter", "standard_deviation")
     inner = getattr(event, "event", None)
     return (

@@ -92,7 +92,7 @@ class PrivacyFilter:
     samples: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
-        """Raises `ValueError` for a wrong field; chooses an order if it is None."""
+        """Raises `ValueError` for a wrong field; chooses a Renyi order by default."""
         _validate.positive(epsilon=self.epsilon)
         _validate.delta(self.delta)
         check_relation(self.relation)

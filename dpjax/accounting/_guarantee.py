@@ -424,16 +424,16 @@ def _multiple(epsilon: float, group_size: int) -> float:
 
 
 def _event(event: DpEvent, group_size: int) -> DpEvent:
-    """Returns the event of a release for group_size records, from that for a record."""
-    # `UnsupportedDpEvent` replaces an event if its cost for a group is not known.
+    """Returns the event of a release for neighbors that differ in several records."""
+    # `event` is that for one record. Parts of unknown cost become `UnsupportedDpEvent`.
     if isinstance(event, GaussianDpEvent):
         return GaussianDpEvent(event.noise_multiplier / group_size)
     if isinstance(event, ZCDpEvent) and event.xi == 0:
-        return type(event)(event.rho * group_size**2)  # keeps a bounded range
+        return type(event)(event.rho * group_size**2)  # or a BoundedRangeDpEvent
     if isinstance(event, SelfComposedDpEvent):
         return SelfComposedDpEvent(_event(event.event, group_size), event.count)
     if isinstance(event, ComposedDpEvent):
         parts: Any = tuple(_event(part, group_size) for part in event.events)
         return ComposedDpEvent(parts)
-    # The event of a sample keeps its identity: the sample still has a single release.
+    # The event of a `Sample` stays, so that a second release of it is still detected.
     return event if isinstance(event, SampleDpEvent) else UnsupportedDpEvent()

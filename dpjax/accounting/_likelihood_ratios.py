@@ -123,7 +123,7 @@ def allocation_epsilon(
     A record enters one random step of each epoch of `run.num_bins` steps. `stddev` is
     the noise of a step, and `other_multiplier` that of another Gaussian release (inf:
     none), in units of the norm bound of a record. `fft_error` is the absolute error of
-    a delta that is computed by composition. It is inf where no bound is computed.
+    a delta that is computed by composition. Without a bound the result is inf.
     """
     least = min(stddev, other_multiplier)
     if not _LEAST_STDDEV <= least <= stddev <= _LARGEST_STDDEV:
@@ -154,8 +154,9 @@ def allocation_epsilon(
 def allocation_delta(
     event: RandomAllocationDpEvent, relation, fft_error: float, epsilons: np.ndarray
 ) -> np.ndarray:
-    """Returns upper bounds of delta at epsilons >= 0 (an array): random allocation."""
-    # Steps and `fft_error` are as for `allocation_epsilon`; there is no other release.
+    """Returns upper bounds of delta at an array of epsilons, for random allocation."""
+    # A record enters one random step of each epoch of `event.num_bins` steps. Epsilons
+    # are 0 or more; `fft_error` is the absolute error of a composed delta.
     stddev = event.event.noise_multiplier
     if not _LEAST_STDDEV <= stddev <= _LARGEST_STDDEV:
         return np.ones_like(epsilons)
@@ -165,7 +166,7 @@ def allocation_delta(
     if relation is not REPLACE_ONE:
         delta = np.maximum(added(exact), other(exact)) + fft_error
     else:
-        # The two epsilons of (2) take all pairs of these shares that add up to epsilon.
+        # The bound (2) splits epsilon in two parts: these are shares of the first part.
         first = exact[:, None] * np.linspace(0.0, 1.0, 101)
         values, places = np.unique(first, return_inverse=True)
         of_first = added(values)[places].reshape(first.shape) + fft_error
@@ -222,9 +223,9 @@ def losses_of(law: Law) -> list[PrivacyLossDistribution]:
 
 
 def _epoch(num_steps: int, num_bins: int, shift: float, spacing: float) -> Law:
-    """Returns the law of the likelihood ratio (1) after the first steps of an epoch."""
-    # A record enters one random step of `num_bins`, and moves its sum by `shift`
-    # stddevs of the noise; `spacing` is that of the grid of log ratios.
+    """Returns the law of an epoch's likelihood ratio, with a record to without it."""
+    # The record enters one random step of `num_bins`, of which num_steps are made, and
+    # moves its sum by `shift` stddevs of the noise. Log ratios are on a grid.
 
     @functools.cache
     def mean_of(count: int, depth: int) -> Law:
@@ -244,9 +245,9 @@ def _epoch(num_steps: int, num_bins: int, shift: float, spacing: float) -> Law:
 
 
 def _lognormal(shift: float, spacing: float) -> Law:
-    """Returns a law above exp(shift z - shift^2/2) for a standard normal z."""
-    # This is the likelihood ratio of a step that the record enters. A law is above
-    # another law if it is larger in convex order: then all bounds stay valid.
+    """Returns a law that bounds exp(shift z - shift^2/2) for a standard normal z."""
+    # This is the likelihood ratio of a step that the record enters. The law has a grid,
+    # and is larger in convex order: epsilons computed from it are upper bounds.
     reach = math.ceil((_REACH * shift + shift**2 / 2) / spacing)
     z = spacing * np.arange(-reach, reach + 1) / shift + shift / 2
     points = np.exp(spacing * np.arange(-reach, reach + 1))
@@ -269,10 +270,11 @@ def normal_masses(z: np.ndarray) -> np.ndarray:
 
 
 def _mixed(first: Law, second: Law, weight: float, spacing: float) -> Law:
-    """Returns a law above weight A + (1 - weight) B, for independent A and B."""
-    # `first` and `second`, the laws of A and B, have one spacing, a multiple of the new
-    # `spacing`. Up to a shift, the place of a sum on the grid depends on the gap of the
-    # two integers only. A law is above another law if it is larger in convex order.
+    """Returns a law that bounds weight A + (1 - weight) B, for independent A and B."""
+    # A and B, of laws `first` and `second`, are likelihood ratios of parts of an epoch.
+    # Both spacings are the same multiple of the new `spacing`. Up to a shift, the place
+    # of a sum on the grid depends on the gap of the two integers only. The result is
+    # larger in convex order, so that epsilons computed from it are upper bounds.
     factor = round(first.spacing / spacing)
     size, other_size = len(first.masses), len(second.masses)
     gaps = second.first - first.first + np.arange(1 - size, other_size)
@@ -316,9 +318,9 @@ def _points(law: Law) -> np.ndarray:
 
 
 def _trimmed(law: Law) -> Law:
-    """Returns a law above the given law, without the points of its far ends."""
-    # It moves mass of 1e-18 at either end, so that there are fewer points. It is larger
-    # in convex order, so that bounds of epsilon stay valid.
+    """Returns a law that bounds the given law, without the points of its far ends."""
+    # Mass of 1e-18 moves at either end, so that there are fewer points. The new law is
+    # larger in convex order, so that bounds of epsilon stay valid.
     points, masses = _points(law), law.masses
     low = int(np.searchsorted(np.cumsum(masses), _UNSEEN))
     beyond = int(np.searchsorted(np.cumsum((masses * points)[::-1]), _UNSEEN))
@@ -365,9 +367,9 @@ def step_law(
 ) -> Law:
     """Returns a law of the likelihood ratio of a Poisson step that a group may enter.
 
-    The law is on a grid, and larger in convex order. `weights` are the probabilities of
-    the numbers i of records that enter, and `moves` the increasing shifts i C of the
-    sum, in standard deviations of the noise: the pair (3) of this module.
+    It is rounded to a grid such that epsilons are upper bounds. `weights` are the
+    probabilities of the numbers i of records that enter, and `moves` the increasing
+    shifts i C of the sum, in stddevs of the noise: (3), a mixture of Gaussians.
     """
     law = moves, weights
     other = (-moves, weights) if relation is REPLACE_ONE else (np.zeros(1), np.ones(1))

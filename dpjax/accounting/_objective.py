@@ -52,11 +52,12 @@ def objective_noise(
 ) -> ObjectiveNoise:
     """Returns the noise that makes the minimizer of a perturbed objective private.
 
-    Sigma solves (2) of this module, or (3) for a loss that never increases. If the
-    Jacobian term j would exceed epsilon/2, regularization is raised until j =
-    epsilon/2. The exact minimizer of (1) is then (epsilon, delta)-DP under replace-one,
-    for predictors that use a record only through <w, x>. Chaudhuri, Monteleoni, Sarwate
-    (2011), Theorem 9, have the Jacobian.
+    The objective (1) of this module has a random linear term of stddev sigma, which
+    solves the bound (2), or (3) for a loss that never increases. If the bound's term
+    j = log(1 + c / (N Lambda)) would exceed min(epsilon/2, 5), regularization is raised
+    until it does not. The exact minimizer is then (epsilon, delta)-DP under
+    replace-one, for predictors that use a record only through <w, x>. Chaudhuri,
+    Monteleoni, Sarwate (2011), Theorem 9, have j, from the Jacobian of the minimizer.
 
     `num_samples` is N, public; `regularization` is lambda >= 0, in the objective
     (N lambda / 2) ||w||^2 plus the *sum* of losses; `curvature_bound` is c, and
@@ -91,9 +92,9 @@ def objective_epsilon(
 ) -> float:
     """Returns the epsilon that a perturbed objective of given noise costs.
 
-    It solves (2) of this module, or (3) for a loss that never increases. `stddev` is
-    that of each coordinate of the noise; `regularization` is the total Lambda > 0, with
-    the extra regularization. It inverts `objective_noise`, with its other arguments.
+    It solves the bound (2) of this module, or (3) if the loss never increases. `stddev`
+    is that of each coordinate of the noise; `regularization` is the total Lambda > 0,
+    the extra part included. It inverts `objective_noise`, with its other arguments.
     """
     unit = stddev / derivative_bound
     if is_non_increasing:

@@ -83,7 +83,8 @@ class Profile:
 
     def reach(self, z: np.ndarray) -> np.ndarray:
         """Returns the largest probability on a neighbor of events of probability z."""
-        # It bounds (2) of this module, for an array z, and so the power of an attack.
+        # z is an array. The results are upper bounds of (2) of this module, the power
+        # of an attack with false positive rate z.
         bounds = [np.ones_like(z)]
         if self.frontier is not None:
             bounds.append(self.frontier(z))
@@ -109,9 +110,10 @@ class Profile:
 
     @functools.cached_property
     def _lines(self) -> tuple[np.ndarray, np.ndarray]:
-        """Returns slopes and intercepts of the lines e^epsilon z + delta of (2)."""
-        # `reach` is the lowest line at z. Lines that are the lowest somewhere are the
-        # vertices of the lower convex hull of delta over e^epsilon.
+        """Returns slopes e^epsilon, increasing, and intercepts delta of some lines."""
+        # Each line, e^epsilon z + delta, bounds the probability on a neighbor of events
+        # of probability z, and `reach` is the lowest. The lines that are the lowest
+        # somewhere are the vertices of the lower convex hull of delta over e^epsilon.
         epsilons = np.r_[-_EPSILONS[:0:-1], _EPSILONS]
         hull: list[tuple[float, float]] = []
         points = np.exp(epsilons).tolist(), self.delta_at(epsilons).tolist()
@@ -176,7 +178,8 @@ def approximate(epsilon: float, delta: float) -> Profile:
 
 def root(excess: Callable[[float], float]) -> float:
     """Returns the zero of a decreasing function, rounded up; 0 if excess(0) <= 0."""
-    # This finds epsilon: `excess` is delta(epsilon) minus a delta; inf beyond 1e4.
+    # `excess` is delta(epsilon) minus the wanted delta, so that the zero is the epsilon
+    # at this delta. It is inf beyond 1e4.
     if excess(0.0) <= 0:
         return 0.0
     lower, upper = 0.0, 1.0
@@ -205,8 +208,9 @@ def gaussian(mu: float) -> Profile:
 def worst(profiles: Sequence[Profile]) -> Profile:
     """Returns a privacy profile of a mechanism that is drawn from several mechanisms.
 
-    The draw ignores the data. It is the largest delta at every epsilon; the largest
-    price of a mechanism is not enough: `docs/privacy/proofs/choices.md`, 6.6.
+    The draw ignores the data. The profile is the largest delta at every epsilon. Delta
+    curves may cross, so the best of several runs may cost more than if all runs used
+    any one of the mechanisms: `docs/privacy/proofs/choices.md`, 6.6.
     """
     if len(profiles) == 1:
         return profiles[0]
@@ -219,8 +223,8 @@ def worst(profiles: Sequence[Profile]) -> Profile:
 
 def overflow_of(epsilon: float, delta: float, event: dpa.DpEvent) -> float:
     """Returns a bound of the probability that padded batches drop a record."""
-    # Padded batches have a fixed number of rows, and drop records beyond it. It holds
-    # for a run with this guarantee, and is 0 without such batches.
+    # Padded batches have a fixed number of rows, and drop records beyond it. The bound
+    # is for all steps of a run with this guarantee, and is 0 without such batches.
     # `poisson_capacity` bounds it by the epsilon of the run, which is known if the
     # event has no other part.
     parts = [part for part, _ in leaves(event)]
@@ -232,7 +236,8 @@ def overflow_of(epsilon: float, delta: float, event: dpa.DpEvent) -> float:
 
 @functools.lru_cache(maxsize=64)
 def _of_event(event: dpa.DpEvent, relation: NeighboringRelation) -> Profile | None:
-    """Returns the privacy profile, delta by epsilon, of an event; None if unknown."""
+    """Returns the privacy profile, delta by epsilon, of an event, or None."""
+    # It is None if neither an accountant nor a pure epsilon bounds the event.
     # The numbers of the event have the units that `gaussian_event` documents.
     parts, relation = list(leaves(event)), read_under(relation)
     kinds = {type(part) for part, _ in parts}
@@ -252,8 +257,8 @@ def _of_event(event: dpa.DpEvent, relation: NeighboringRelation) -> Profile | No
     accountant = PLDAccountant(ADD_OR_REMOVE_ONE if has_none else relation)
     if dpa.RandomizedResponseDpEvent not in kinds and accountant.supports(event):
         delta = _chords(accountant.compose(event).get_delta, num_steps)
-    # Batches of fixed size, with Gaussian releases beside them, have losses by (1) of
-    # `_sampled_gaussian`, which are below the Renyi bounds of dp_accounting.
+    # For batches of fixed size, with Gaussian releases beside them, the deltas (1) of
+    # `_sampled_gaussian` are below the Renyi bounds of dp_accounting.
     fixed_size = [
         (x.event.noise_multiplier, x.sample_size / x.source_dataset_size, count)
         for x, count in parts
@@ -297,8 +302,9 @@ def _mu(parts: list[tuple[dpa.DpEvent, int]]) -> float:
 
 
 def _chords(get_delta: Callable, num_steps: int) -> Curve:
-    """Returns a fast function above a curve delta(epsilon): its chords in e^epsilon."""
-    # Delta is convex in e^epsilon. The error of the FFT is added `num_steps` times.
+    """Returns a fast function that bounds a slow function delta(epsilon) from above."""
+    # It interpolates values of `get_delta` linearly in e^epsilon, in which delta is
+    # convex. The error of the FFT is added `num_steps` times.
     deltas = get_delta(_EPSILONS)
     deltas = np.broadcast_to(np.asarray(deltas, float), _EPSILONS.shape)
     known = np.minimum(deltas + _FFT_ERROR * num_steps, 1.0)

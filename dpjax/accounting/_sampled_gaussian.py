@@ -136,7 +136,7 @@ def fixed_size_losses(
 ) -> PrivacyLossDistribution:
     """Returns the privacy loss distribution of a step on a batch of fixed size."""
     # A record is replaced, which is in the batch with `prob`. Losses are multiples of
-    # `interval`; their divergences are (1) of this module.
+    # `interval`; the delta of the step at such an epsilon is (1) of this module.
     largest = one_step_epsilon(noise_multiplier, _UNSEEN, prob)
     count = max(1, math.ceil(largest / interval))
     epsilons = interval * np.arange(count + 1)
@@ -147,8 +147,8 @@ def fixed_size_losses(
 
 def symmetric_losses(interval: float, above: np.ndarray) -> PrivacyLossDistribution:
     """Returns a privacy loss distribution with given hockey-stick divergences."""
-    # `above` are these at epsilon = 0, interval, 2 interval, .., in both directions.
-    # The divergences of the result are chords, which lie above the curve.
+    # `above` are these (deltas) at epsilon = 0, interval, 2 interval, .., equal in both
+    # directions between neighbors. In between, the deltas of the result are chords.
     last = len(above) - 1
     epsilons = interval * np.arange(last + 1)
     below = -np.expm1(-epsilons) + np.exp(-epsilons) * above
@@ -160,8 +160,8 @@ def symmetric_losses(interval: float, above: np.ndarray) -> PrivacyLossDistribut
 
 def spacing(noise_multiplier: float, prob: float, other_multiplier: float) -> float:
     """Returns the spacing of the grid to which privacy losses of a run are rounded."""
-    # A wide spacing takes less time, but makes epsilon larger. `prob` is the chance
-    # of a record to be in a step; other_multiplier = inf: no other release.
+    # A wide spacing takes less time, but makes epsilon larger. A record is in a step
+    # with `prob`; `other_multiplier` is as for `run_losses`, inf for no other release.
     # The loss of a release spans about 1 / multiplier^2: this bounds time and memory.
     # The loss of a sampled step may be much smaller: on average it is q of this.
     least = min(noise_multiplier, other_multiplier)
@@ -196,7 +196,8 @@ def losses_where_replaced(
     noise_multiplier: float, prob: float, interval: float
 ) -> PrivacyLossDistribution:
     """Returns the privacy loss distribution of a Poisson step for a replaced record."""
-    # Arguments are as for `fixed_size_losses`; (2) and (3) are of this module.
+    # Arguments are as for `fixed_size_losses`. The delta of the step is (3) of this
+    # module, at the threshold tau that solves (2).
     bound = 0.5 / noise_multiplier
     reach = bound - float(scipy.special.ndtri(_UNSEEN_OF_POISSON))
     shifts = np.array([bound, -bound]) * reach - bound**2 / 2
@@ -219,7 +220,7 @@ def losses_where_removed(
     noise_multiplier: float, prob: float, interval: float
 ) -> PrivacyLossDistribution:
     """Returns the privacy losses of a Poisson step for a record removed or added."""
-    # Arguments are as for `fixed_size_losses`. It follows from (4) of this module.
+    # Arguments are as for `fixed_size_losses`. The delta is (4) of this module.
     bound = 1 / noise_multiplier
     reach = -float(scipy.special.ndtri(_UNSEEN_OF_POISSON))
     ends = np.array([-reach, reach + bound]) * bound - bound**2 / 2
@@ -258,7 +259,7 @@ def fixed_size_log_moment(order: float, multiplier: float, prob: float) -> float
     beyond = scipy.special.log_ndtr(-x)
     masses = beyond[:-1] + np.log(-np.expm1(np.diff(beyond)))
     loss = log_ratio(mu * x[1:] - mu**2 / 2, prob)
-    # r^a + r^(1-a) - 1 - r = r^a (1 - r^-a) (1 - r^(1-a))
+    # r, a likelihood ratio: r^a + r^(1-a) - 1 - r = r^a (1 - r^-a) (1 - r^(1-a))
     parts = np.expm1(-order * loss) * np.expm1((1 - order) * loss)
     logs = order * loss + np.log(parts)
     return _log_sum(np.r_[0.0, masses + logs])
@@ -276,7 +277,7 @@ def _step_divergences(
     log_moment: Callable[[float, float, float], float], multiplier: float, prob: float
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns orders, and bounds of the Renyi divergences of a step."""
-    # The largest orders are left out: they take long, and gain little.
+    # The largest orders are left out: they take long, and hardly lower epsilon.
     orders = _ORDERS[_ORDERS / multiplier <= _LARGEST_SHIFT]
     logs = np.array([log_moment(order, multiplier, prob) for order in orders])
     return orders, (logs * (1 + _ROUNDOFF) + _ROUNDOFF) / (orders - 1)
@@ -356,7 +357,8 @@ def epsilon_of_run(
     """Returns an upper bound of epsilon at `delta` of a run with independent noise.
 
     It is the smallest of several bounds; `multiplier` is stddev / sensitivity of a
-    step. With a larger coarseness of privacy losses it is larger, and takes less time.
+    step. `coarseness` widens the grid to which privacy losses are rounded: the bound is
+    then larger, and takes less time.
     """
     other = run.other_multiplier
     if run.noise != "gaussian":
@@ -415,7 +417,7 @@ def _by_losses(
     multiplier: float, delta: float, run: Sampling, coarseness: int
 ) -> float:
     """Returns the epsilon of a sampled run, by privacy losses composed by FFT."""
-    # A larger `coarseness` of the losses takes less time, and makes epsilon larger.
+    # `coarseness` is as for `epsilon_of_run`; other bounds may be smaller.
     other = run.other_multiplier
     if run.group_size > 1:
         return group_epsilon(_unit(run) * multiplier, delta, run)
@@ -453,7 +455,7 @@ def _by_renyi(multiplier: float, delta: float, run: Sampling) -> float:
 def poisson_capacity(
     num_samples: int, prob: float, *, num_steps: int, epsilon: float, delta: float
 ) -> int:
-    """Returns the rows of a padded Poisson batch that are enough for the accounting.
+    """Returns how many rows a padded Poisson batch needs, for a guarantee to hold.
 
     It is the smallest c with (1 + e^epsilon) T Pr[Binomial(n, q) > c] <= delta / 1000,
     for T batches that each of n records enters with probability q; or n, if that tail

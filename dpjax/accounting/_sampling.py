@@ -93,7 +93,7 @@ class Sampling:
         _validate.within(0.0, math.inf, other_multiplier=self.other_multiplier)
         num_samples, batch_size = self.num_samples, self.batch_size
         sized, bins = batch_size is not None, self.num_bins is not None
-        # Every pair of fields is refused unless a gain from sampling is proved for it.
+        # Fields are rejected together unless a cost of such sampling is proved.
         self._require(sampling_prob=(0 < self.sampling_prob <= 1, "in (0, 1]"))
         poisson, added = self.sampling_prob < 1, self.relation is ADD_OR_REMOVE_ONE
         known = self.relation is REPLACE_ONE or (added and not sized)

@@ -94,8 +94,8 @@ def smooth_noise_multiplier(
 ) -> float:
     """Returns the smallest scale / smooth sensitivity within a zCDP budget.
 
-    The result solves equation (1) or (2) of this module for b = 1/s, with epsilon =
-    sqrt(2 rho).
+    With the result b = 1/s, the cost of the noise, equation (1) or (2) of this module,
+    is epsilon = sqrt(2 rho).
 
     Args:
         rho: zCDP cost of releasing one number, positive and finite.
@@ -240,7 +240,7 @@ def smooth_gaussian_multiplier(
     if smoothness >= largest_smoothness(epsilon, delta, num_coordinates=num):
         return math.inf
     # The largest shift 1/c that both ends of [e^-B, e^B] allow is the start: it shrinks
-    # until (4) and (5) cover the whole interval.
+    # until the bounds (4) and (5) prove that it is small enough in the entire interval.
     shift = most = 1 / gaussian_stddev(epsilon, delta, sensitivity=1)
     if excess(most) > 0:
         shift = _root(excess, 0.0, most)
@@ -274,10 +274,11 @@ def _root(function: Callable[[float], float], low: float, high: float) -> float:
 
 
 def _is_enough(epsilon, delta, smoothness, num_coordinates, shift) -> bool:
-    """Returns whether D(r, min(1, r) shift) <= delta on [e^-B, e^B], by (4), (5)."""
-    # D(r, s) is the delta at epsilon of N(0, I) against N(s e_1, r^2 I): r is the ratio
-    # of two neighbors' noise scales, B the smoothness, and 1 / shift the multiplier.
-    # (5) covers [e^-near, e^near]; (4) then covers both sides in pieces.
+    """Returns whether Gaussian noise of stddev sensitivity / shift is proved enough."""
+    # The smooth sensitivities of two neighbors have a ratio r in [e^-B, e^B] for B =
+    # `smoothness`. At every r, with s = min(1, r) shift, the delta D at epsilon of
+    # N(0, I) against N(s e_1, r^2 I) must be at most `delta`. The bound (5) of this
+    # module covers [e^-near, e^near]; (4) then covers both sides in pieces.
     near = smoothness
     while not _by_two_steps(epsilon, delta, near, num_coordinates, shift):
         near /= 2
@@ -301,8 +302,9 @@ def _is_enough(epsilon, delta, smoothness, num_coordinates, shift) -> bool:
 
 
 def _by_two_steps(epsilon, delta, width, num_coordinates, shift) -> bool:
-    """Returns whether (5) proves D <= delta at every r in [e^-width, e^width]."""
-    # D and r are as in `_is_enough`; `first` of epsilon pays for the change of scale.
+    """Returns whether the bound (5) proves D <= delta for r in [e^-width, e^width]."""
+    # D and r are as in `_is_enough`. The part `first` of epsilon is for the change of
+    # the noise's scale, the rest of epsilon for the shift.
     for first in epsilon * 2.0 ** -np.arange(1, 16):
         scale = _largest_scale_delta(first, width, num_coordinates)
         remaining = (delta - scale) * math.exp(-first)
@@ -324,8 +326,8 @@ def _delta(epsilon, log_ratio, num_coordinates, shift) -> float:
     # log r is `log_ratio`. It is D(r, s) of (3), by the integral (6) of this module.
     curvature = math.expm1(-2 * log_ratio)  # 1/r^2 - 1
     slope = shift * math.exp(-2 * log_ratio)
-    # d log r + curvature x^2/2 - slope x + slope s/2 = epsilon where the best A meets
-    # the axis: there the integrand may have a kink, and the cells are smaller.
+    # d log r + curvature x^2/2 - slope x + slope s/2 = epsilon where the event A of (3)
+    # meets the axis x: there the integrand may have a kink, and the cells are smaller.
     constant = slope * shift / 2 + num_coordinates * log_ratio - epsilon
     discriminant = slope**2 - 2 * curvature * constant
     edges = np.arange(-_END, _END + 1)
@@ -345,12 +347,13 @@ def _delta(epsilon, log_ratio, num_coordinates, shift) -> float:
 
 
 def _scale_delta(epsilon: ArrayLike, log_ratio, num_coordinates) -> np.ndarray:
-    """Returns the delta at real epsilons of N(0, I) against N(0, r^2 I), at log r."""
+    """Returns the deltas, at real epsilons, of N(0, I) against N(0, r^2 I)."""
+    # log r is `log_ratio`.
     t = np.asarray(epsilon, np.float64)
     growth = np.exp(np.minimum(t, _LARGEST_EXPONENT))
     if num_coordinates == 0:
         return np.maximum(0.0, 1 - growth)
-    # The best A is |x|^2 > level for r < 1, and |x|^2 < level for r > 1.
+    # The event A of (3) is |x|^2 > level for r < 1, and |x|^2 < level for r > 1.
     level = 2 * (t - num_coordinates * log_ratio) / math.expm1(-2 * log_ratio)
     level = np.maximum(level, 0.0) / 2
     tail = scipy.special.gammaincc if log_ratio < 0 else scipy.special.gammainc

@@ -196,8 +196,9 @@ def _calibrate(epsilon: float, delta: float, run: Sampling) -> float:
 
 
 def _smallest(epsilon: float, delta: float, run: Sampling, base: float) -> float:
-    """Returns the smallest noise multiplier base 2^(-k / 1024) within the budget."""
-    # k may be below 0; `base` is the noise without sampling, or for the steps only.
+    """Returns the smallest noise multiplier of a grid at which a run is in budget."""
+    # The grid is base 2^(-k / 1024), for all integers k; `base`, where the search
+    # starts, is the multiplier without sampling, or without the other release.
     if base in (0.0, math.inf):
         return base
 

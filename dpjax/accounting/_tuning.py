@@ -84,8 +84,9 @@ class TrialCount:
 
     @property
     def excess(self) -> float:
-        """Returns c = 1/gamma - 1 of a truncated law of K, from the law's mean."""
-        # gamma is as in the text of this module; c is 0 if K is always 1.
+        """Returns c = 1/gamma - 1, the parameter of a law of K >= 1, from its mean."""
+        # The law is a negative binomial of success probability gamma, truncated to
+        # K >= 1; c is 0 if K is always 1.
         mean = float(self.mean)
         if self.distribution == "geometric":  # its mean is 1 / gamma
             return mean - 1
@@ -215,8 +216,9 @@ def tuning_epsilon(
 def mixture_epsilon(
     bases: Sequence[PrivacyGuarantee], delta: float, law: TrialCount
 ) -> float:
-    """Returns the epsilon of the best of K runs with one of these guarantees each."""
-    # `law` is the distribution of K. See `tuning_epsilon`.
+    """Returns the epsilon of releasing only the best of K runs, at a given delta."""
+    # Each run has one of the guarantees `bases`, by a draw that ignores the data (of a
+    # candidate, for example). `law` is the distribution of K; see `tuning_epsilon`.
     rule = (
         "the guarantee of independent runs, where these share a sample: search on the "
         "sample, and pass the guarantee of the search to `Sample.privacy`"
@@ -289,7 +291,8 @@ def _pure_price(epsilon: float, law: TrialCount) -> float:
 def _profile_price(profile: Profile, delta: float, law: TrialCount) -> float:
     """Returns epsilon at `delta` of the best of K runs, by a run's privacy profile."""
     slopes, roots = _support(profile, law)
-    # The largest line is sum_k c_k (r - e^b_k)_+: `steps` are c_k, `shifts` are b_k.
+    # The maximum of the lines slope (r - root) and 0 is sum_k c_k (r - e^b_k)_+, where
+    # `steps` are c_k and `shifts` are b_k.
     # The best run then has the delta sum_k c_k delta(epsilon + b_k).
     steps = np.diff(slopes, prepend=0.0)
     shifts = np.log(np.diff(slopes * roots, prepend=0.0) / steps)
@@ -302,10 +305,11 @@ def _profile_price(profile: Profile, delta: float, law: TrialCount) -> float:
 
 
 def _support(profile: Profile, law: TrialCount) -> tuple[np.ndarray, np.ndarray]:
-    """Returns increasing slopes and roots of lines slope (r - root) that bound F.
+    """Returns slopes, increasing, and roots of lines that bound a function F(r).
 
-    F, (2) of this module, gives the profile of the best run from that of each run. It
-    is at most the largest of the lines and 0: `docs/privacy/proofs/choices.md`, 6.4.
+    F, (2) of this module, of a scaled likelihood ratio r of a run, gives the profile of
+    the best run. It is at most the maximum of 0 and of all slope (r - root):
+    `docs/privacy/proofs/choices.md`, 6.4.
     """
 
     def g(w: np.ndarray) -> np.ndarray:
@@ -342,8 +346,9 @@ def _support(profile: Profile, law: TrialCount) -> tuple[np.ndarray, np.ndarray]
 
 
 def _envelope(slopes: np.ndarray, roots: np.ndarray) -> np.ndarray:
-    """Returns indices, by slope, of lines that are the largest above 0 somewhere."""
-    # The lines are slope (r - root); `_profile_price` has no use for the other lines.
+    """Returns the indices of the lines on the upper envelope, in order of slope."""
+    # Line i is slopes[i] (r - roots[i]). The envelope is the maximum of all lines and
+    # 0, over r; `_profile_price` has no use for lines that never reach it.
     order = np.lexsort((roots, slopes))
     hull: list[int] = []
     for i in order.tolist():
@@ -372,7 +377,7 @@ def _meeting(slopes: np.ndarray, roots: np.ndarray, low: int, high: int) -> floa
 
 
 def _renyi_price(profile: Profile, delta: float, law: TrialCount) -> float:
-    """Returns epsilon at `delta` of the best of K runs, by its Renyi divergences."""
+    """Returns epsilon at `delta` of the best of K runs, by each run's Renyi bounds."""
     assert profile.renyi is not None
     orders, values = profile.renyi
     slope = max(float(law.rise(np.array([1e-12]))[0]) * 1e12, 1.0)
@@ -390,8 +395,9 @@ def _renyi_price(profile: Profile, delta: float, law: TrialCount) -> float:
 
 
 def _largest(price: Callable[[float], float], epsilon: float, *, upper: float) -> float:
-    """Returns the largest argument in (0, upper] with a price of at most epsilon."""
-    # `price`, the epsilon of a search by the privacy of each run, is increasing.
+    """Returns the largest x in (0, upper] for which price(x) is at most epsilon."""
+    # `price`, increasing, is the epsilon of the best of K runs of privacy x each: an
+    # epsilon, or a sensitivity / stddev.
     if price(upper) <= epsilon:
         return upper
     lower = upper / 2

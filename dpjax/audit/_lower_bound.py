@@ -260,8 +260,8 @@ def _positives(
 
 
 def learn_statistics(data: np.ndarray, neighbor: np.ndarray) -> list[Score]:
-    """Returns fitted scores: functions of releases (n, d), high for the neighbor."""
-    # `data` and `neighbor` are releases of the two data sets, to fit the scores to.
+    """Returns functions from releases (n, d) to scores (n,), high for the neighbor."""
+    # They are fitted to `data` and `neighbor`, releases (m, d) of the two data sets.
     # By Neyman and Pearson the best attack thresholds the log ratio of both densities:
     # each statistic is the log ratio of a simple model.
     data, neighbor = _finite(data), _finite(neighbor)
@@ -279,8 +279,9 @@ def learn_statistics(data: np.ndarray, neighbor: np.ndarray) -> list[Score]:
 
 
 def _histogram(data: np.ndarray, neighbor: np.ndarray) -> tuple[float, Score]:
-    """Returns how a coordinate of releases differs, as a z-score, and a score of it."""
-    # `data` and `neighbor` are its values (n,). The score is the histograms' log ratio.
+    """Returns a z-score of how two samples (n,) differ, and a scoring function."""
+    # `data` and `neighbor` are a coordinate in releases of both data sets. The score, a
+    # function, is the log ratio of the two histograms at a value.
     both = np.concatenate([data, neighbor])
     edges = np.unique(np.quantile(both, _QUANTILES, method="inverted_cdf"))
 
@@ -300,8 +301,9 @@ def _histogram(data: np.ndarray, neighbor: np.ndarray) -> tuple[float, Score]:
 
 
 def _discriminant(data: np.ndarray, neighbor: np.ndarray, order: np.ndarray) -> Score:
-    """Returns a score of releases (n, d), the linear discriminant of both data sets."""
-    # It is the log ratio of Gaussians of one covariance, in the coordinates `order`.
+    """Returns a function from releases (n, d) to scores, by a linear discriminant."""
+    # It is the log ratio of Gaussians of one covariance, fitted to releases of the two
+    # data sets, in the coordinates `order`.
     both = np.concatenate([data, neighbor])[:, order].astype(np.float64)
     # Values are clipped, because with heavy tails a mean or covariance may not exist.
     low, high = np.quantile(both, [0.001, 0.999], axis=0)
@@ -323,7 +325,7 @@ def _discriminant(data: np.ndarray, neighbor: np.ndarray, order: np.ndarray) -> 
 
 
 def _counts(data: np.ndarray, neighbor: np.ndarray) -> list[Score]:
-    """Returns a list with a score of entire releases (n, d), empty if few recur."""
+    """Returns a function from releases (n, d) to scores, in a list; [] if few recur."""
     # It is the log ratio of how often each distinct release occurs for both data sets.
     both = _as_keys(np.concatenate([data, neighbor]))
     rows, cells = np.unique(both, return_inverse=True)

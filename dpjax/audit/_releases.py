@@ -25,8 +25,8 @@ def released(
     release, data, neighbor, statistic, vectorize: bool, key: Key, num_each: int
 ) -> list[np.ndarray]:
     """Returns arrays (num_each, d): flat releases of the data, and of the neighbor."""
-    # With a statistic, rows are its values. Each release has its own key; `vectorize`
-    # compiles them, for chunks of keys.
+    # A row is a release, flattened, or the value of a `statistic` of it. Each release
+    # has its own key; `vectorize` compiles them, for chunks of keys.
     sides = as_pair(data, neighbor)
     draw = partial(_release_one, release, statistic)
 
@@ -73,7 +73,7 @@ def _sortable(x: np.ndarray) -> np.ndarray:
 
 
 def as_pair(data: PyTree, neighbor: PyTree) -> tuple[PyTree, PyTree]:
-    """Returns both data sets as arrays, of equal structure, shapes and dtypes."""
+    """Returns both data sets as arrays; raises unless shapes and dtypes agree."""
     data, neighbor = (jax.tree.map(jnp.asarray, tree) for tree in (data, neighbor))
 
     def kind(tree: PyTree) -> PyTree:

@@ -155,7 +155,8 @@ class Batching(abc.ABC):
     def _drawn(
         self, state: BatchState, key: Key, data: PyTree, axis_name: AxisName | None
     ) -> tuple[PyTree, jax.Array | None]:
-        """Returns the batch of a step, and the mask of padding rows or None without."""
+        """Returns the batch of a step, and its mask: true for padding, or None."""
+        # `key` is the step's own. The mask is None if no row can be padding.
         axes = row_axes(data, axis_name)
         rows = self._rows(state, key)
         if rows is None:
@@ -249,7 +250,8 @@ def _rows_at(
     """
 
     def on_device(rows: jax.Array, data: PyTree) -> tuple[tuple[()], PyTree]:
-        """Returns (), and the device's share of the requested rows and of the mask."""
+        """Returns (), and this device's shares of the batch and of its mask."""
+        # By `by_device`, () are the results that all devices have alike: none here.
         num_devices = num_shares(axes)
         rows = jnp.pad(rows, (0, -len(rows) % num_devices), constant_values=num_samples)
         if not axes:

@@ -67,7 +67,7 @@ class Disjoint(Batching):
     """
 
     def _drawn(self, state, key, data, axis_name):
-        """Returns batch t, zeros after the last step; on one device without a mask."""
+        """Returns the batch of the state's step, and None or a mask of padding rows."""
         # On one device take a slice, which is cheaper than rows by index.
         if row_axes(data, axis_name):
             return super()._drawn(state, key, data, axis_name)

@@ -93,7 +93,7 @@ class Poisson(Padded):
         return _entering(key, *self._group(state.num_samples), state.capacity)
 
     def _sampling(self, num_samples, num_steps):
-        # With correlated noise no gain from sampling is known.
+        # With correlated noise no amplification by sampling is known.
         prob = self._group(num_samples)[1]
         pattern = participates(num_steps, num_steps)
         return {"num_steps": num_steps, "sampling_prob": prob}, pattern

@@ -59,7 +59,7 @@ def sparse_params(sparsity: int) -> Callable[[Key, int], jax.Array]:
     """Returns a sampler of w* with few nonzero entries, on the unit l2 sphere.
 
     The entries are normal, and all but `sparsity` of them, chosen at random, are set to
-    zero. The paper projects entries of scale 100 onto the unit l2 ball, so they also
+    zero. Paper 004 projects entries of scale 100 onto the unit l2 ball, so they also
     end up on the sphere.
 
     Args:
@@ -106,10 +106,10 @@ def linear_model(
 
     The targets are y = <w*, x> + e, with independent features and noise.
 
-    The defaults follow the experiment of 001, with n = 1e5 and d = 10: log-normal noise
-    (mu, sigma) = (1, 1), minus its mean (004 does not subtract it). 001 states neither
-    the law of x nor w*. Features are standard normal here, because in 001 the noise has
-    the heavy tail, and w* comes from the unit l1 ball, as in 004.
+    The defaults follow the experiment of paper 001, with n = 1e5 and d = 10: log-normal
+    noise (mu, sigma) = (1, 1), minus its mean (paper 004 does not subtract it). 001
+    states neither the law of x nor w*. Features are standard normal here, because in
+    001 the noise has the heavy tail, and w* comes from the unit l1 ball, as in 004.
 
     Args:
         key: a typed JAX key.
@@ -159,7 +159,7 @@ def logistic_model(
     sign = -1, as 001 writes it, y = sign(1 / (1 + exp(z)) - 1/2), and the loss
     decreases along -w*.
 
-    The defaults follow figure 2 of 004: log-normal features and no noise.
+    The defaults follow figure 2 of paper 004: log-normal features and no noise.
 
     Other arguments are those of `linear_model`, and so is the result, with targets in
     {-1, +1}.

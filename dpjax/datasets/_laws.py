@@ -39,7 +39,7 @@ class Law(abc.ABC):
         return jnp.clip(samples, -largest, largest)
 
     def centered(self) -> "Law":
-        """Returns the law shifted to mean zero, as in 001, section 6.
+        """Returns the law shifted to mean zero, as in paper 001, section 6.
 
         Raises:
             ValueError: If the mean is not finite, as for a Pareto law with tail_index

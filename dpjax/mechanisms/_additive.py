@@ -73,9 +73,8 @@ def gaussian_of_padded(
 ) -> jax.Array:
     """Adds the noise of `gaussian` to a `padded` vector, with a stddev for each entry.
 
-    `padded` vectors have 1024 entries or more. All vectors of one length share this
-    program, which takes a fifth of a second to compile. With Threefry, padding does not
-    change the noise.
+    `padded` appends zeros up to 1024 entries, so that all short vectors share one
+    compiled program. With Threefry, padding does not change the noise.
     """
     return gaussian(key, vector, stddev=jnp.asarray(stddevs))
 
@@ -150,7 +149,8 @@ def as_float32(value: PyTree) -> PyTree:
 
 @partial(jax.jit, static_argnums=0)
 def _noisy(sampler, key: Key, value: PyTree, scale: Scalar) -> PyTree:
-    """Adds noise of a sampler of `_samplers` to each leaf, times `scale` rounded up."""
+    """Adds noise to each leaf of value: `scale`, rounded up, times sampler's draws."""
+    # `sampler(key, shape, dtype, sharding)` draws noise of scale 1, as in `_samplers`.
     value = jax.tree.map(jnp.asarray, value)
     is_unrounded = isinstance(value, Unrounded)
     wide = as_float32(value.high if is_unrounded else value)
@@ -289,8 +289,8 @@ def _like_value(scale, value):
 
 @partial(jax.jit, static_argnums=0)
 def _noisy_smooth(sampler, key, value, scale, sigma):
-    """Adds noise of shape sigma to each leaf, times its scale rounded up."""
-    # `sampler(key, sigma, shape, dtype, sharding)` draws the noise at scale 1.
+    """Adds noise to each leaf of value: its scale, rounded up, times sampler draws."""
+    # `sampler(key, sigma, shape, dtype, sharding)` draws noise of scale 1.
     value = jax.tree.map(jnp.asarray, value)
     wide = as_float32(value)
 

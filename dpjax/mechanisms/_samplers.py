@@ -25,10 +25,11 @@ TOGETHER = 2**20  # entries; two words of random bits for each take 8 MiB
 def like(sampler: Callable[..., jax.Array], key: Key, tree: PyTree) -> PyTree:
     """Draws independent variables of a sampler in the shapes of a pytree of arrays.
 
-    Consecutive leaves of at most `TOGETHER` entries in all are drawn as one vector,
-    because each draw takes a quarter of a second to compile. Each device draws its own
-    part of a sharded leaf that is drawn alone, and the whole of every other leaf. The
-    groups depend only on shapes and dtypes, so sharding does not change the noise.
+    `sampler` is called as `normal` is. Consecutive leaves of at most `TOGETHER` entries
+    in all are drawn as one vector, because a draw takes a quarter of a second to
+    compile. Each device draws its own part of a sharded leaf that is drawn alone, and
+    all of every other leaf. Groups depend only on shapes and dtypes, so sharding does
+    not change the noise.
     """
     leaves, structure = jax.tree.flatten(tree)
     groups: list[list[jax.Array]] = []
@@ -55,7 +56,7 @@ def _together(sampler, key: Key, leaves: list[jax.Array]) -> list[jax.Array]:
     drawn = []
     for leaf, part in zip(leaves, split(vector, sizes), strict=True):
         x, place = part.reshape(leaf.shape), jax.typeof(leaf).sharding
-        if num_other_devices(leaf) > 1:  # every device has drawn it whole
+        if num_other_devices(leaf) > 1:  # every device has drawn all of it
             mesh = jax.sharding.get_abstract_mesh()
             mesh = place.mesh if mesh.empty else mesh
             replicated = NamedSharding(mesh, PartitionSpec())
@@ -83,8 +84,8 @@ def laplace(key: Key, *kind: Any) -> jax.Array:
 
 def spherical_laplace(key: Key, *kind: Any) -> jax.Array:
     """Draws one array of density exp(-||x||_2), up to a constant."""
-    # `kind` is as for `normal`. The array's length is distributed as a sum of d
-    # exponentials; its direction is uniform.
+    # `kind` is a shape, a dtype, and a sharding or None. The array's l2 norm is
+    # distributed as a sum of d exponentials; its direction is uniform.
     length_key, direction_key = jax.random.split(key)
     length = jnp.sum(jnp.abs(laplace(length_key, *kind)))
     direction = normal(direction_key, *kind)

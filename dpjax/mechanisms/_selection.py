@@ -188,9 +188,9 @@ def _scan(
     finite = jnp.finfo(dtype)
     # epsilon and sensitivity_range may have been rounded to float32 a few times, by
     # 2^-24 each: raise the range so that the effective epsilon is never larger than
-    # requested. With normal numbers no product is 0 times inf. XLA may flush subnormal
-    # gaps to zero, and up to 2^24 products of a linear score, for both neighboring data
-    # sets: raise the range by 2^26 of the smallest normal number.
+    # requested. With normal numbers no product is 0 times inf. XLA may flush to zero
+    # subnormal differences of scores, and up to 2^24 products of a linear score, for
+    # both neighboring data sets: raise the range by 2^26 of the smallest normal number.
     epsilon = jnp.asarray(epsilon).astype(dtype)
     epsilon = jnp.clip(epsilon, finite.tiny, finite.max)
     sensitivity_range = jnp.asarray(sensitivity_range).astype(dtype) * ROUNDED_UP
@@ -213,7 +213,7 @@ def _scan(
         is_out = scores == -jnp.inf
         scores = jnp.where(is_out, scores, jnp.clip(scores, -largest, largest))
         noise = sampler(chunk_key, scores.shape, dtype)
-        # Compare gaps to the best score; it would be -inf if all are excluded.
+        # Compare differences to the best score, raised from -inf if all are excluded.
         top = jnp.maximum(scores.max(), -largest)
         j = jnp.argmax(scaled(scores - top) + noise).astype(jnp.int32)
         index = (offset + i) * scores.shape[0] + j

@@ -116,9 +116,9 @@ class Toeplitz(Strategy):
     def sensitivity(
         self, *, max_participations: int = 1, min_separation: int = 1
     ) -> float:
-        """Returns the exact l2 sensitivity of C g, by (1) of this module."""
-        # A record enters at most max_participations steps, min_separation apart, and
-        # moves the row of g of each by at most 1.
+        """Returns the exact l2 sensitivity of C g: see `Strategy.sensitivity`."""
+        # By (1) of this module it is largest if a record enters the first step and then
+        # every min_separation-th, and moves the row of g of each by 1.
         num = self._num_participations(max_participations, min_separation)
         column = self.toeplitz()
         total = np.zeros(self.num_steps)
@@ -191,8 +191,8 @@ class BandedToeplitz(Toeplitz):
     def optimal(cls, num_steps: int, num_bands: int) -> "BandedToeplitz":
         """Returns the strategy of the smallest mean squared error of prefix sums.
 
-        jax_privacy computes them in seconds, without data, for records whose steps are
-        num_bands apart; num_bands is at most num_steps.
+        jax_privacy computes its bands in seconds, without data, for records whose steps
+        are num_bands apart; num_bands is at most num_steps.
 
         Raises:
             ValueError: If num_bands is not in 1, ..., num_steps.
@@ -284,8 +284,8 @@ class BufferedToeplitz(Toeplitz):
     ) -> "BufferedToeplitz":
         """Returns the strategy of the smallest maximal squared error of prefix sums.
 
-        jax_privacy computes them in seconds to minutes, and chooses their number. The
-        arguments are as for `Strategy.sensitivity`.
+        jax_privacy computes its decays and scales in seconds to minutes, and chooses
+        their number. The arguments are as for `Strategy.sensitivity`.
 
         Raises:
             ValueError: If a count is not positive.
@@ -325,7 +325,7 @@ class BufferedToeplitz(Toeplitz):
         return np.concatenate([[1.0], later])
 
     def next_noise(self, noise, buffers, step):
-        """Returns x_t = z_t - s . m for buffers m, and m <- d m + x_t."""
+        """Returns x_t = z_t - s . m for buffers m, and new buffers d m + x_t."""
         # z is the independent noise, x the correlated noise C^-1 z; s are scales, d
         # decays.
 

@@ -145,7 +145,7 @@ class SecureSum:
     ) -> int:
         """Returns K - C - D, the number of noise shares that no colluder knows.
 
-        K, C and D are the arguments. So many shares must be noise enough for a sum.
+        K, C and D are the arguments. The noise of a sum is calibrated to these shares.
 
         Example:
             >>> SecureSum.count_secret_shares(4, max_colluding=1, max_dropouts=1)
@@ -163,7 +163,7 @@ class SecureSum:
     def agree(self, settings: Mapping[str, PyTree], num_records: int) -> list[int]:
         """Compares arguments and exchanges numbers of records, before the first sum.
 
-        Sends only the number and digests. C and D are compared too.
+        Sends only that number and digests, also of max_colluding and max_dropouts.
 
         Args:
             settings: values that must be equal for all parties, by name. Pytrees are
@@ -295,7 +295,7 @@ class PairwiseMasks:
             self._keys.append(HKDF(SHA256(), 32, salt, info).derive(shared))
 
     def mask(self, parties: Collection[int], *, attempt: int, size: int) -> np.ndarray:
-        """Returns this party's uint64 mask of shape (size,), for a sum over parties.
+        """Returns this party's mask, uint64 (size,), which a sum over parties cancels.
 
         Privacy: an attempt is a number below 2^64, used for one vector only.
         """

@@ -47,7 +47,7 @@ class JaxTransport:
         _validate.require(self.num_parties >= 2, "num_parties", self.num_parties, rule)
 
     def exchange(self, message: bytes, num_bytes: int) -> list[bytes | None]:
-        """Sends a message to all; returns each party's, None for a wrong length."""
+        """Sends a message to all; returns theirs, or None for any of a wrong length."""
         # A collective has one shape in all processes, so sizes are exchanged first, and
         # they are sent as bytes, because JAX may narrow integers.
         mine = np.array([len(message), num_bytes], np.int64).view(np.uint8)
@@ -127,7 +127,7 @@ class _Board:
         self._last = [[b"", b""] for _ in range(num_parties)]
 
     def post(self, party: int, message: bytes) -> list[bytes | None]:
-        """Posts a message; returns each party's when all are there, None if it left."""
+        """Posts a message; returns those of all parties, None for any that left."""
         deadline = time.monotonic() + self._timeout
         with self._changed:
             index = self._counts[party]

@@ -198,7 +198,7 @@ class Progress(NamedTuple):
     def with_run(self, candidate: int, score: float, released: PyTree) -> "Progress":
         """Returns the state after one more run; it has the best run's result."""
         # `released` are the params and stats of the run.
-        # NaN is the worst score. The first of tied runs is kept: it is a random one of
+        # NaN is the worst score. The first of tied runs wins: it is a random one of
         # them, because all runs have the same distribution.
         score = -np.inf if np.isnan(score) else score
         if self.candidate >= 0 and score <= self.score:
@@ -319,7 +319,7 @@ class Runs:
                 yield lambda key, i=i: self.run_of(i, key), ()
 
     def guarantees(self, key: Key) -> list[PrivacyGuarantee]:
-        """Returns the guarantees of runs with the candidates, which it only traces."""
+        """Returns the guarantee of a run with each candidate; runs are only traced."""
         # Candidates in rows of arrays share one guarantee.
         results = []
         for i, (run, inputs) in enumerate(self.traced()):
@@ -336,8 +336,8 @@ class Runs:
         return results
 
     def identity(self, key: Key, law: TrialCount, num_parallel: int) -> dict[str, str]:
-        """Returns texts by name that identify a search, most of them digests."""
-        # A checkpoint is refused unless all texts are equal.
+        """Returns texts that identify a search: its settings, key, program and data."""
+        # A checkpoint with any other text is rejected.
 
         def programs() -> Iterator[bytes]:
             for run, inputs in self.traced():
@@ -358,8 +358,8 @@ class Runs:
         return jax.tree.unflatten(treedef, map(jnp.asarray, progress.leaves))
 
     def made(self, key: Key, turns: range) -> Iterator[tuple[int, Solution, float]]:
-        """Makes the runs of turns; yields index of candidate, solution and score."""
-        # A turn is a run's number in the search: key and turn determine its candidate.
+        """Makes some runs; yields the candidate's index, solution and score of each."""
+        # `turns` are numbers of runs: key and turn determine the candidate of a run.
 
         def run(turn: int) -> tuple[int, Solution, float]:
             index, run_key = _draw(self.size, key, turn)
@@ -416,7 +416,7 @@ def _search(
 
 
 def _is_covered(released: PrivacyGuarantee, known: PrivacyGuarantee) -> bool:
-    """Returns whether `known`, an accounted guarantee, covers that of a run."""
+    """Returns whether a run costs no more than `known`, which was accounted for."""
     if samples_of(released.dp_event):  # runs on one drawn sample are not independent
         return False
     # Another event of the same epsilon may have a larger profile: epsilon and delta are
