@@ -40,8 +40,8 @@ class _Additive(LinearEstimator):
     _errors = _correlations = None  # None without `intervals`
 
     def _check(self, X: Any) -> tuple[np.ndarray, float, float, Key]:
-        """Returns checked features, epsilon, delta and a key; notes columns' kinds."""
-        # `_is_number` tells which columns are numbers, `_bends` which get a curve.
+        """Checks all parameters; returns features (n, d), epsilon, delta and a key."""
+        # Sets by column `_categories`, `_is_number` and `_bends` (it gets a curve).
         self._categories = _tables.categories_of(self.categorical_features, X)
         kinds = {name: str(kind).lower() for name, kind in _tables.types_of(X)}
         checked = super()._check(X)
@@ -61,8 +61,9 @@ class _Additive(LinearEstimator):
         offsets: np.ndarray | None = None,
         **release: Any,
     ) -> None:
-        """Fits curves of numbers and weights of categories, and stores their errors."""
-        # Arguments are as in `LinearEstimator`, but cells of categories are indices.
+        """Fits a curve for each numeric column and a weight for each category."""
+        # Arguments are as in `LinearEstimator._fit_scores`; categories are indices.
+        # Sets `_curves`, and with `intervals` their `_errors` and `_correlations`.
         is_number = self._is_number
         # Numbers are standardized; categories are one-hot and need no scale.
         low, high = (ends[is_number] for ends in _tables.ranges_of(self))
@@ -89,6 +90,7 @@ class _Additive(LinearEstimator):
 
     def _design(self, features: np.ndarray) -> np.ndarray:
         """Returns the design matrix (n, p): scaled numbers, one-hot codes and ones."""
+        # In `features` (n, d) numbers are in the user's units, categories are indices.
         numbers = self._standard.of(features[:, self._is_number])
         codes = features[:, ~self._is_number].T
         dummies = [
@@ -107,7 +109,8 @@ class _Additive(LinearEstimator):
         return np.asarray(self._curves.predict(self._design(features)), np.float64)
 
     def _places(self) -> Iterator[tuple[Any, int | slice]]:
-        """Yields columns with their index, or one-hot slice, in the design matrix."""
+        """Yields each column's name, and its index or slice in the design matrix."""
+        # Numbers have an index, categories a slice of one-hot columns.
         place, dummy = 0, int(self._is_number.sum())
         for name in _tables.names_in(self):
             if name in self._categories:
@@ -121,7 +124,8 @@ class _Additive(LinearEstimator):
     @property
     def shapes_(self) -> dict[Any, Shape]:
         """Returns the contribution of each column to the score, by name or index."""
-        # It is zero at a column's center, and in the unit of the target or score.
+        # A `Shape` has a grid, and values in the unit of the target or score. These
+        # are zero at the center of a column of numbers.
         check_is_fitted(self)
         standard, curves, shapes = self._standard, self._curves, {}
         low, high = (standard.clipped(x) for x in (standard.low, standard.high))
@@ -143,7 +147,7 @@ class _Additive(LinearEstimator):
         return shapes
 
     def bands(self, alpha=0.05):
-        """Returns a band for each of `shapes_`, after a fit with `intervals`.
+        """Returns confidence bands for `shapes_`, after a fit with `intervals`.
 
         The level holds at each number of the grid separately, not for all numbers
         together. A band is for the difference from the curve at the column's center, or

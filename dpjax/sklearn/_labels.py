@@ -47,7 +47,7 @@ def canonical(label: Any) -> int | float | str | None:
 def numbered(labels: np.ndarray) -> tuple[list, np.ndarray]:
     """Returns the distinct labels, and the index of each label, -1 if it is missing.
 
-    Numbers and texts are as `canonical` returns them, other hashable labels (label,).
+    Numbers and texts are as `canonical` returns them, others as tuples (label,).
     """
     if labels.dtype.kind in "biufUS":
         distinct, codes = np.unique(labels, return_inverse=True)
@@ -69,7 +69,8 @@ def numbered(labels: np.ndarray) -> tuple[list, np.ndarray]:
 
 
 def declared(classes: Any, name: str = "classes") -> np.ndarray:
-    """Returns public classes sorted as scikit-learn does; raises unless distinct."""
+    """Returns public classes, sorted; raises unless they are distinct, two at least."""
+    # The order is scikit-learn's, and `name` is the name of the argument in errors.
     array = np.asarray(classes)
     is_list = array.ndim == 1 and not isinstance(classes, str)
     _validate.require(is_list, name, classes, "a list of labels, or None")
@@ -80,7 +81,7 @@ def declared(classes: Any, name: str = "classes") -> np.ndarray:
 
 
 def check_kind(y: Any, classes: np.ndarray) -> None:
-    """Raises `ValueError` if y is of numbers, and no class is, or likewise of text."""
+    """Raises `ValueError` if y holds numbers but `classes` only text, or vice versa."""
     # No label could match a class then, as in a meta-estimator that numbers the labels.
     forms = {"numbers": (int, float), "text": (str,)}.get(kind_of(y) or "")
     if forms and not any(isinstance(canonical(label), forms) for label in classes):
@@ -96,7 +97,7 @@ def check_kind(y: Any, classes: np.ndarray) -> None:
 def release_labels(
     key: Key, labels: np.ndarray, *, noise_multiplier: float, log_probability: float
 ) -> np.ndarray:
-    """Releases, sorted, the labels with a noisy count above a threshold; 0 if none.
+    """Releases, sorted, the labels with a noisy count above a threshold; [0] if none.
 
     The count of a single record passes the threshold with probability p only, exp of
     `log_probability`. Labels other than numbers and texts are missing, so the types of

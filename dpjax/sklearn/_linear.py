@@ -50,7 +50,7 @@ class PrivateEstimator(BaseEstimator):
     epsilon: float
 
     def __sklearn_clone__(self):
-        """Returns a clone; the second warns that each fit spends its budget anew."""
+        """Returns a clone; warns at the second that each fit spends a new budget."""
         clone = super().__sklearn_clone__()
         number = _CLONES[clone] = _CLONES.setdefault(self, [0])
         number[0] += 1
@@ -108,11 +108,12 @@ class LinearEstimator(PrivateEstimator):
         offsets: np.ndarray | None = None,
         **release: Any,
     ) -> None:
-        """Fits coefficients (d, ...) and intercept in the user's units of features.
+        """Fits coefficients, (d,) or (d, K), and an intercept, as attributes.
 
-        `features` (n, d) are in these units; `targets` (n,) and `offsets` (n,) are as
-        `loss` takes them. `release` has the key and the noise multiplier. Sets `coef_`,
-        `intercept_`, `bse_`, `mean_weight_` and ranges; subclasses convert the target.
+        `features` (n, d) and coefficients are in the user's units of features.
+        `targets`, `weights` and `offsets` (n,) are as `loss` takes them: subclasses
+        scale the target before the fit, and coefficients after it. `release` has the
+        key and the noise multiplier. Standard errors are set as `bse_`.
 
         Privacy:
             As one Gaussian mechanism with the noise multiplier in `release`.
@@ -151,10 +152,11 @@ class LinearEstimator(PrivateEstimator):
         key: Key,
         noise_multiplier: float,
     ) -> tuple[Standard, dict[str, Any]]:
-        """Releases scales of columns, and returns them with the options of the solver.
+        """Releases centers and scales of columns; returns them and a solver's options.
 
         `ranges` has low and high ends of columns (d,), NaN where they are not public:
-        only these columns need a release.
+        only these columns need a release. The options are arguments of a solver such
+        as `dp_linear_model`: key, weights, and the noise for the rest of the budget.
 
         Privacy:
             This release and a solver with these options are together as one Gaussian

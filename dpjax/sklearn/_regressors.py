@@ -49,11 +49,12 @@ def in_unit(
     key: Key,
     noise_multiplier: float,
 ) -> tuple[np.ndarray, Unit]:
-    """Returns targets in units of their scale, 0 for missing ones, and the `Unit`.
+    """Returns centered and scaled targets (n,), 0 for missing ones, and their `Unit`.
 
-    The unit is from the model's public `target_range`, or else released with a share of
-    the `noise_multiplier`'s budget, so that solvers get numbers near 1. With a log link
-    targets are amounts of at least 0, the center is 0, and `offsets` are log exposures.
+    Center and scale are from the model's public `target_range`, or else released with a
+    share of the `noise_multiplier`'s budget, which the `Unit` has too, so that solvers
+    get numbers near 1. With a log link targets are amounts of at least 0, the center is
+    0, and `offsets` are log exposures.
     """
     low, high, unit = -_BEYOND, _BEYOND, Unit(0.0, 1.0, 0.0)
     if is_amount := loss.has_log_link:
@@ -134,7 +135,7 @@ class Regressor(RegressorMixin, _linear.LinearEstimator):
 
     @_progress.shown("reading the records")
     def _fit(self, X: Any, y: Any, sample_weight: Any, exposure: Any = None) -> Self:
-        """Releases the target's unit, and fits a model with the rest of the budget."""
+        """Releases the target's scale, and fits a model with the rest of the budget."""
         # Arguments are as for `WithExposure.fit`; each fit for numbers ends up here.
         features, epsilon, delta, key = self._check(X)
         loss = self._loss()
@@ -383,8 +384,8 @@ class WithExposure(Regressor):
         return self._fit(X, y, sample_weight, exposure)
 
     def _means(self, logarithms: np.ndarray, unit: Unit, exposure: Any) -> np.ndarray:
-        """Returns means (n,) in the target's unit, for `exposure` as in `predict`."""
-        # `logarithms` (n,) are those of means for the largest exposure.
+        """Returns means (n,) in the target's unit, from log means and exposures."""
+        # `logarithms` (n,) are for the largest exposure; an `exposure` of None is 1.
         low, high = log_means(self._loss(), unit.scale)
         means = np.exp(np.clip(logarithms, low, high))
         if exposure is None:

@@ -141,7 +141,7 @@ def _of_classes(
 ) -> tuple[losses.LinearLoss, str, np.ndarray, Callable[[Any, Any], np.ndarray]]:
     """Returns loss, its name, the labels and a predictor, for `private_scores`.
 
-    The labels (n,) are -1, +1 and NaN for two classes, and indices (-1: none) for more.
+    Labels (n,) are `targets` as -1, +1 (NaN: none), or for K > 2 as indices (-1: none).
     The predictor maps an estimator and X to log odds (n,) or log probabilities (n, K).
     A `baseline` of other classes raises `ValueError`.
     """

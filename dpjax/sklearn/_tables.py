@@ -34,6 +34,7 @@ def checked(
     model: Any, X: Any, categories: Mapping[Any, np.ndarray] | None = None
 ) -> tuple[np.ndarray, float, float, Key]:
     """Checks an estimator's parameters; returns features, epsilon, delta and a key."""
+    # Features are (n, d), as `features_of` returns them; delta is by default n^-1.1.
     features = features_of(model, X, is_new=True, categories=categories)
     _validate.positive(epsilon=model.epsilon)
     delta = default_delta(len(features)) if model.delta is None else model.delta
@@ -53,8 +54,8 @@ def features_of(
 
     X is an array, a list or a data frame. `fit` (`is_new`) stores the number and the
     names of the features in `model`, and later calls compare them. Each cell is
-    converted by itself, to NaN if it holds no number. A column of `categories` becomes
-    their indices, -1 for other cells.
+    converted by itself, to NaN if it holds no number. A column in `categories` becomes
+    indices of its categories, -1 for other cells.
     """
     categories = categories or {}
     if isinstance(X, list | tuple):
@@ -122,7 +123,8 @@ def types_of(X: Any) -> list[tuple[Any, Any]]:
 
 
 def categories_of(given: Any, X: Any) -> dict[Any, np.ndarray]:
-    """Returns public categories by column, from `categorical_features` or X's types."""
+    """Returns public categories by column, from `given` or the types of X's columns."""
+    # `given`, the estimator's option, has lists by column, or is "from_dtype" or None.
     if isinstance(given, Mapping):
         names = names_of(X)
         for name in given:
@@ -147,7 +149,8 @@ def categories_of(given: Any, X: Any) -> dict[Any, np.ndarray]:
 
 
 def _refuse_kind(where: str, column: Any) -> None:
-    """Raises `ValueError` with advice (no cells) if a type holds no real numbers."""
+    """Raises `ValueError` if a column's type holds complex numbers, text or times."""
+    # The message has advice and `where`, the column's name, but no cell.
     kind = kind_of(column)
     dtype = getattr(column, "dtype", getattr(column, "type", ""))
     if str(dtype).startswith("complex"):
@@ -217,7 +220,7 @@ def largest_weight(model: Any) -> Any:
 
 
 def shares_of(exposure: Any, largest: float | None, X: np.ndarray) -> np.ndarray:
-    """Returns (n,) exposures divided by the largest, in [0, 1], NaN as zero."""
+    """Returns exposures (n,) divided by the public largest, in [0, 1], NaN as zero."""
     if largest is None:
         rule = "the largest exposure, a public number, where exposure is given"
         raise ValueError(f"max_exposure must be {rule}, got None.")
@@ -230,7 +233,7 @@ def shares_of(exposure: Any, largest: float | None, X: np.ndarray) -> np.ndarray
 
 
 def weights_of(model: Any, sample_weight: Any, X: np.ndarray) -> np.ndarray:
-    """Returns (n,) weights in [0, max_weight], NaN as 0; by default all the largest."""
+    """Returns weights (n,) in [0, max_weight], NaN as 0; None: all max_weight or 1."""
     if sample_weight is None:
         return np.full(len(X), float(largest_weight(model)))
     rule = "the largest weight, a public number, where sample_weight is given"
@@ -243,7 +246,7 @@ def weights_of(model: Any, sample_weight: Any, X: np.ndarray) -> np.ndarray:
 
 
 def set_mean_weight(model: Any, stats: Mapping[str, Any], num_samples: int) -> None:
-    """Sets `mean_weight_` from a solver's stats; warns of many missing targets."""
+    """Sets `mean_weight_`, a private mean, from stats; warns of missing targets."""
     weight = stats.get("mean_weight")
     model.mean_weight_ = None if weight is None else float(weight)
     missing = missing_share(stats, num_samples)
@@ -257,7 +260,7 @@ def set_mean_weight(model: Any, stats: Mapping[str, Any], num_samples: int) -> N
 
 
 def key_of(random_state: Any) -> Key:
-    """Returns the key that `random_state` asks for, by default a secret key."""
+    """Returns a JAX key from an integer, or a random one for None or "chacha20"."""
     if isinstance(random_state, str) and random_state == "chacha20":
         return secret_key()
     if random_state is None:
@@ -286,7 +289,7 @@ def interval(name: str, value: Any) -> tuple[float, float]:
 
 
 def ranges_of(model: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Returns low and high ends of `feature_ranges`, (d,), NaN without a range."""
+    """Returns low and high ends of `feature_ranges`, (d,) each, NaN without a range."""
     given, names = model.feature_ranges, names_in(model)
     low, high = np.full((2, len(names)), np.nan)
     if isinstance(given, Mapping):

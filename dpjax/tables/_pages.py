@@ -148,7 +148,7 @@ class Shape(NamedTuple):
         scale: float,  # in the user's units
         ends: tuple[float, float],  # of the column's range; infinite without a limit
     ) -> "Shape":
-        """Returns the shape of a numeric column; its grid has the knots and the ends.
+        """Returns a numeric column's contributions on a grid of the knots and ends.
 
         `curve`, `knots` and `ends` are in scales from the center, (x - center) / scale.
         """
@@ -238,7 +238,8 @@ class _Panel(NamedTuple):
 
     @classmethod
     def of(cls, name: Any, shape: Shape, band: np.ndarray | None) -> "_Panel":
-        """Returns a shape's panel; `band` (2, m) has the ends of intervals, if any."""
+        """Returns a shape's panel for `plot`; `band` (2, m) has ends of intervals."""
+        # Of many categories the panel has those with the largest values.
         num, title = len(shape.grid), short(name, 40)
         if shape.grid.dtype.kind == "f":
             return cls(title, shape, band=band)
@@ -267,7 +268,7 @@ def _rows(panels: Iterable[_Panel]) -> Iterator[list[_Panel]]:
 def _draw(
     panel: Any, shape: Shape, colors: tuple[str, ...], band: np.ndarray | None
 ) -> list[Any]:
-    """Draws a shape and its band (2, m) on axes `panel`; returns its main lines."""
+    """Draws a shape and its band (2, m) on axes `panel`; returns lines for a legend."""
     panel.set_prop_cycle(color=colors)
     is_known = np.zeros(len(shape.grid), bool)
     if band is not None:

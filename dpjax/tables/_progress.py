@@ -35,7 +35,7 @@ class _Line:
                 self._handle.update(content, raw=True)
 
     def _content(self) -> dict[str, str]:
-        """Returns the line by MIME type, as IPython shows it: text, and an HTML bar."""
+        """Returns the line by MIME type, for IPython: as text, and as an HTML bar."""
         stage, done, total = self.said
         if total is not None:
             stage += f", {done} of {total}"
@@ -60,11 +60,8 @@ _LINES: list[_Line] = []  # at most one line, because nested calls show none
 def shown(name: str) -> Iterator[None]:
     """Shows a progress line in a notebook while a `with` block or a function runs.
 
-    It begins with `name`, until `say` changes it. Outside of notebooks nothing is
-    shown.
-
-    `name` is the first stage in the line, and `say` sets the next. Nested calls show
-    none.
+    `name` is the first stage in the line, and `say` sets the next. Outside of notebooks
+    and in nested calls nothing is shown.
 
     Example:
         >>> with shown("Fitting"):

@@ -92,7 +92,7 @@ class Summary:
 
     @property
     def rows(self) -> list[list[str]]:
-        """The cells of each coefficient as text, in the order of `header`."""
+        """Coefficients, errors and intervals as texts, in the order of `header`."""
         rows = []
         numbers = self.coefficients, self.standard_errors, self.intervals
         for value, error, ends in zip(*numbers, strict=True):
@@ -104,7 +104,7 @@ class Summary:
 
     @property
     def sentences(self) -> list[str]:
-        """Sentences on what intervals cover and why some are infinite, and notes."""
+        """Sentences below the table: on intervals, why some are infinite, and notes."""
         is_refused = np.isinf(self.standard_errors)
         notes = [
             "An interval is for the coefficient of the best predictor of this kind in "

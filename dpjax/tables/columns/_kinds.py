@@ -181,7 +181,7 @@ class Categorical:
         return self.encode(column).max(axis=1) > 0
 
     def encode(self, column: np.ndarray | Texts) -> np.ndarray:
-        """Returns the column one-hot: float32 of shape (n, number of categories)."""
+        """Returns the one-hot column, (n, categories); zeros for other cells."""
         _require_column(column)
         if isinstance(column, Texts):
             cells, codes = column.distinct

@@ -139,7 +139,7 @@ class Description:
 
     @property
     def costs(self) -> list[Cost]:
-        """The budget share and the epsilon of each released part."""
+        """The share of the budget of each released part, and its epsilon by itself."""
         size, once = self.sample_size or self.num_samples, Sampling(num_steps=1)
         given = self.privacy.epsilon, self.privacy.delta
         own = sample_budget(*given, num_samples=self.num_samples, sample_size=size)
@@ -152,9 +152,9 @@ class Description:
         return costs
 
     def tables(self) -> list[tuple[list[str], list[list[str]]]]:
-        """Returns titles and lines of a table for numbers and one for categories.
+        """Returns a table of numbers and one of categories, as (titles, rows of texts).
 
-        Cells are texts. A table without lines is left out, and so are histograms.
+        A table without rows is left out. Histograms are in neither.
         """
         cells: dict[bool, dict[tuple[str, ...], dict[str, str]]] = {True: {}, False: {}}
         for row in self.rows:
@@ -279,7 +279,7 @@ class Description:
 
 
 def numbers_of(description: Description) -> list[_pages.Block]:
-    """Returns blocks of a page: how to read the numbers, their tables, a picture."""
+    """Returns blocks of an HTML page: how to read numbers, tables, and a picture."""
     blocks: list[_pages.Block] = [
         _pages.Text(
             f"{description.reading} Counts have noise, and then are moved to the "
@@ -348,6 +348,7 @@ def _draw_categories(
     panel: Any, rows: list[Row], colors: tuple[str, ...], ink: str, rule: str
 ) -> None:
     """Draws counts of categories on axes `panel`, or with groups shares in each."""
+    # `ink` and `rule` are the colors of texts and of grid lines.
     groups = _by(rows, "group")
     statistic = "count" if len(groups) == 1 else "share"
     groups = groups[: len(_MARKERS) * len(colors)]

@@ -163,15 +163,15 @@ def release(
     """Releases a description of columns of one shape (n,), as `describe` does.
 
     It checks no arguments; the command `dpjax describe` calls it with units of privacy.
-    For these `place` moves an array of a number for each record to public places, so
-    many for each unit, with zeros at places without a record. Neighbors then differ in
-    one place, and n is the number of places.
+    For units such as persons `place` moves an array (n,) of records to places, the same
+    public number for each unit, with zeros at places without a record. The guarantee
+    is then for one place, which the caller converts, and n is the number of places.
 
-    The records may be a sample of m records, drawn without replacement from
-    `num_samples` records. They are as independent as the records of the table, so n / m
-    times an interval for m p is an interval for n p. It also covers the count of the
-    table itself: given the table, the count of the sample has variance m p (1 - p) (n -
-    m) / (n - 1), at most the m p (1 - p) that is used. The guarantee is for the sample.
+    The records may be a sample of m records, drawn without replacement from n =
+    `num_samples` records. Their counts and intervals are multiplied by n / m. These
+    intervals cover the table's counts too: given the table, the count of a category of
+    share p has variance m p (1 - p) (n - m) / (n - 1) in the sample, at most the m p (1
+    - p) that is used. The guarantee is for the sample.
     """
     everyone = Groups.everyone(len(next(iter(columns.values()))), place)
     size = len(everyone.codes)
@@ -231,7 +231,8 @@ def guarantee(num_samples: int, epsilon: float, delta: float) -> PrivacyGuarante
 
 
 def check(schema: Mapping[str, Kind], by: str | None) -> None:
-    """Raises unless the schema and the column of groups `by` can be described."""
+    """Raises `ValueError` for a schema or groups that `describe` does not support."""
+    # Each column needs a kind and has at most 2^20 counts, and `by` needs categories.
     _validate.require(len(schema) > 0, "schema", schema, "at least one column long")
     kinds = _kinds_of(schema)
     for name, kind in kinds.items():
@@ -264,7 +265,7 @@ class Budget(NamedTuple):
 
     @property
     def pair(self) -> dict[str, float]:
-        """Returns epsilon and delta for which a solver adds at least this noise."""
+        """Returns `epsilon` and `delta` by which a solver adds at least this noise."""
         # Delta is lowered if necessary, because with a multiplier of about 0.4 / delta
         # epsilon would be zero.
         delta = min(self.delta, 0.1 / self.multiplier)
@@ -301,8 +302,9 @@ class Groups(NamedTuple):
     ) -> tuple[np.ndarray, np.ndarray, float, float]:
         """Releases counts of records by group (G groups) and by bin or category.
 
-        `cells` (n,) has each record's bin. Returns counts (num_cells, G), their
-        standard errors, the stddev of the noise, and the noise multiplier.
+        `cells` (n,) has each record's bin, below `num_cells`. Returns counts,
+        (num_cells, G), their standard errors, the stddev of the noise, and the noise
+        multiplier.
         """
         joint = np.where(self.codes < 0, np.nan, self.codes * num_cells + cells)
         total = len(self.names) * num_cells
@@ -333,8 +335,8 @@ class Statistics(NamedTuple):
 
     @property
     def known(self) -> tuple[np.ndarray, float]:
-        """Noisy numbers (G,) of cells that are not missing, and their variance."""
-        # Numbers are counted twice, so that the counts are weighted by their variances.
+        """Noisy numbers of records with a value, by group (G,), and their variance."""
+        # Two releases count numbers, so that counts are weighted by their variances.
         cells, variance = self.cells[: len(self.labels)], self.stddev**2
         total, variance = np.sum(cells, axis=0, dtype=float), len(cells) * variance
         if self.counted is None:
@@ -352,7 +354,7 @@ class Statistics(NamedTuple):
         return known + self.cells[-1], variance + self.stddev**2
 
     def divided(self, group: int, size: int) -> tuple[int, int]:
-        """Returns how many of a group's `size` cells hold a value, and are missing."""
+        """Returns how many of a group's `size` records have a value, and have none."""
         if self.counted is None:
             return size, 0
         (sizes, total), (known, variance) = self.size, self.known
@@ -367,8 +369,8 @@ def _of_numbers(
 ) -> Statistics:
     """Releases counts, means, quantiles and a histogram of numbers in every group.
 
-    The budget of this column is divided among them, and pays for the edges of the
-    histogram if `kind` has no limit, which gives a public range.
+    They share the budget of this column. If `kind` has no limit, which would give a
+    public range, the histogram's budget also pays for a release of its bins' edges.
     """
     mean_key, edge_key, count_key = _keys.split(key, 3)
     within, edges = kind.range, None
@@ -467,7 +469,7 @@ def _sizes_of(
 def _divided(counts: np.ndarray, total: int) -> np.ndarray:
     """Returns the nearest nonnegative integers to `counts` that add up to `total`.
 
-    It makes noisy counts possible, and reads released and public numbers only.
+    So noisy counts become consistent. It reads released and public numbers only.
 
     Example:
         >>> _divided(np.array([60, 44, -20]), 100)
@@ -496,7 +498,7 @@ def _rows_of(
     z: float,  # the normal quantile of the intervals
     scale: float,  # n / m, which multiplies counts of a sample
     *,
-    cells: np.ndarray | None = None,  # in place of the release's counts
+    cells: np.ndarray | None = None,  # counts of groups, in place of the release's
 ) -> Iterator[Row]:
     """Yields a column's rows of the description, with intervals, for each group."""
     in_table = (0, len(groups.codes)), scale

@@ -67,7 +67,7 @@ def read_names(path: Path, text_format: TextFormat) -> list[str]:
 def read_chunks(
     path: Path, names: list[str], text_format: TextFormat
 ) -> Iterator[dict[str, Any]]:
-    """Yields the columns in `names` as `Texts`, block by block, at least one block."""
+    """Yields the columns in `names`, as `Texts` by name, for each block of records."""
     header, delimiter, blocks = _begin(path, text_format)
     if missing := set(names) - set(header):
         raise ValueError(f"its columns have changed: {missing} are not there")
@@ -81,7 +81,7 @@ def read_chunks(
 
 
 def survey(path: Path, text_format: TextFormat) -> Survey:
-    """Counts lines that may be no records, for the file's owner only: not private."""
+    """Counts odd lines, such as blank ones or sums, for the owner only: not private."""
     header, delimiter, blocks = _begin(path, text_format)
     counts, blank_at_end, last = Counter[str](), 0, ""
     for records in blocks:
@@ -106,7 +106,7 @@ def survey(path: Path, text_format: TextFormat) -> Survey:
 
 
 def _begin(path: Path, text_format: TextFormat) -> tuple[list[str], str, Iterator[Any]]:
-    """Returns the header's names, the delimiter, and one or more blocks of records."""
+    """Returns column names, the delimiter, and blocks of records (series of lines)."""
     import polars as pl
 
     # A first line such as "sep=;" names the delimiter, and is above the header.
@@ -187,6 +187,7 @@ def _opened(cells: Any, delimiter: str) -> Any:
 
 def _lines(path: Path, encoding: str | None, *, is_quoted: bool) -> Iterator[Any]:
     """Yields the decoded lines of a file in blocks, which are polars series."""
+    # With `is_quoted` a line end within quotes does not decide between LF and CR.
     import polars as pl
 
     is_zipped = path.suffix.lower() == ".gz"
@@ -238,7 +239,7 @@ def _decoded(line: str, codec: str) -> str:
 
 
 def _joined(blocks: Iterator[Any]) -> Iterator[Any]:
-    """Yields blocks of records: lines, joined until their number of quotes is even."""
+    """Yields blocks of records: lines are joined while a quote is open (RFC 4180)."""
     import polars as pl
 
     rest = pl.Series([], dtype=pl.String)
@@ -266,7 +267,7 @@ def _without_first(blocks: Iterator[Any], count: int) -> Iterator[Any]:
 
 
 def _without_last(blocks: Iterator[Any], count: int) -> Iterator[Any]:
-    """Yields blocks of records without the last `count` records."""
+    """Yields blocks of records (polars series) without the last `count` records."""
     import polars as pl
 
     rest = pl.Series([], dtype=pl.String)

@@ -130,7 +130,7 @@ class Parquet:
         return int(self._starts[-1])
 
     def __getitem__(self, rows: Rows) -> PyTree:
-        """Returns one record, or for a slice or an array leaves (rows, ...)."""
+        """Returns one record, or for a slice or array of k numbers leaves (k, ...)."""
         if isinstance(rows, slice):
             numbers = np.arange(*rows.indices(len(self)))
         else:
@@ -204,7 +204,7 @@ def _parquet() -> Any:
 
 
 def _types(metadata: Any, names: list[str], path: Path) -> dict[str, Layout]:
-    """Returns type and shape of the values in Parquet columns, which hold numbers."""
+    """Returns type and shape of a value of each column; raises unless it is numeric."""
     schema = metadata.schema.to_arrow_schema()
     types = {}
     for name in names:
@@ -234,7 +234,7 @@ def _numpy_type(arrow_type: Any) -> Layout | None:
 
 
 def _numbers(column: Any, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
-    """Returns an Arrow column's values (n, *shape), with missing values filled in."""
+    """Returns an Arrow column as an array (n, *shape), missing values as NaN or 0."""
     missing = {"f": np.nan, "b": False}.get(dtype.kind, 0)
     array = column.combine_chunks() if hasattr(column, "chunks") else column
     if not shape:
@@ -381,7 +381,7 @@ def batches(
 
 
 def _rows_at(source: Records, rows: np.ndarray) -> PyTree:
-    """Returns the records with the numbers `rows` (k,), in this order; zeros for -1."""
+    """Returns the records with numbers `rows` (k,), in order; zeros for padding, -1."""
     places = np.argsort(rows, kind="stable")[np.count_nonzero(rows < 0) :]
 
     def placed(x: np.ndarray) -> np.ndarray:
@@ -395,7 +395,7 @@ def _rows_at(source: Records, rows: np.ndarray) -> PyTree:
 def _placed(
     num_rows: int, sharding: NamedSharding, read: Callable[[slice], PyTree]
 ) -> PyTree:
-    """Returns sharded arrays of `num_rows`; `read` reads one shard, given a slice."""
+    """Returns sharded arrays of `num_rows` rows; `read` maps a slice to its rows."""
     places = sharding.addressable_devices_indices_map((num_rows,))
     shares = [
         jax.tree.map(partial(jax.device_put, device=device), read(rows))

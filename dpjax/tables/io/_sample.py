@@ -138,10 +138,10 @@ def _place(devices: _sharding.Devices) -> int:
 def _of_all(
     tags: np.ndarray, columns: list[np.ndarray], size: int, devices: _sharding.Devices
 ) -> list[Any]:
-    """Returns the rows with the smallest tags of all processes, the same on each.
+    """Returns `columns` of the `size` rows with the smallest tags of all processes.
 
-    A tag is a random number; `tags` (k, 2) order the k rows of this process. The `size`
-    smallest are a uniform sample.
+    The k rows of this process have random tags (k, 2), so the rows with the smallest
+    tags are a uniform sample. Each process gets the same rows, in the order of tags.
     """
     # Tags are exchanged first, so that a process sends only rows that are drawn.
     every = _gathered(tags, devices)
@@ -156,7 +156,7 @@ def _of_all(
 
 
 def _gathered(own: np.ndarray, devices: _sharding.Devices) -> list[np.ndarray]:
-    """Returns the arrays `own` of all processes, on each; their lengths may differ."""
+    """Returns the arrays `own` of all processes, as a list that each process gets."""
     # The exchange is in bytes, padded to one length, because JAX narrows types.
     count = np.array([len(own)], np.int64).view(np.uint8)
     counts = _sharding.rows_of_all(count, devices).view(np.int64)[:, 0].tolist()
@@ -212,7 +212,7 @@ class Reservoir:
         self._num_rows = 0
 
     def add(self, columns: Sequence[Any], tags: np.ndarray) -> None:
-        """Adds rows with random tags (k, 2), but none that cannot be in the sample."""
+        """Adds k rows, except those whose tags (k, 2) are too large for the sample."""
         part = [tags, *columns]
         if self._limit is not None:
             rows = np.flatnonzero(tags[:, 0] <= self._limit)
@@ -228,7 +228,7 @@ class Reservoir:
         return [self._join([*parts]) for parts in columns]
 
     def records(self) -> list[Any]:
-        """Returns the columns of the sample, in the order of the random tags."""
+        """Returns the columns of the sample in the order of tags; drops other rows."""
         tags = np.concatenate([part[0] for part in self._parts])
         order = order_of(tags)
         tags = tags[order]

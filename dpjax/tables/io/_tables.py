@@ -38,7 +38,7 @@ _DECLARED |= {kind: kind for kind in ("text", "truth", "nested")}
 
 
 def column_names(path: Path, text_format: TextFormat = PLAIN) -> list[str]:
-    """Returns the column names of a file, or of a folder's files, without records."""
+    """Returns the column names of a file, or of a folder's files; reads no records."""
     names: list[str] = []
     for file in files_of(path):
         read_names, _ = _READERS[_suffix(file)]
@@ -57,7 +57,7 @@ def column_names(path: Path, text_format: TextFormat = PLAIN) -> list[str]:
 
 
 def files_of(path: Path) -> list[Path]:
-    """Returns the file at a path, or the files of a folder; raises if there is none."""
+    """Returns the file at a path, or a folder's files; raises if a type is unknown."""
     files = [path] if path.is_file() else []
     if path.is_dir():
         names = (x for x in path.iterdir() if not x.name.startswith((".", "_")))
@@ -192,7 +192,7 @@ def frame_columns(frame: Any, names: list[str]) -> dict[str, Column]:
 
 
 def _frame_column(name: str, column: Any) -> Column:
-    """Returns the cells of a frame's column; raises for times, keeps numbers exact."""
+    """Returns a frame's column as an array or exact `Texts`; raises for times."""
     if isinstance(column, Texts):
         return column
     kind, polars = kind_of(column), sys.modules.get("polars")
@@ -225,7 +225,7 @@ def kind_of(column: Any) -> str | None:
 
 
 def cells_of(column: Any) -> np.ndarray:
-    """Returns the cells of a column, each converted by itself.
+    """Returns the cells of a column as an array (n,), each converted by itself.
 
     NumPy's types are kept, and floats and booleans of other types become float64. Other
     cells become objects, because one missing cell would turn a whole column into
@@ -256,7 +256,7 @@ def _parquet_names(path: Path, text_format: TextFormat) -> list[str]:
 def _read_parquet(
     path: Path, names: list[str], text_format: TextFormat
 ) -> Iterator[dict[str, Column]]:
-    """Yields chunks of rows of a Parquet file; raises for columns of dates or lists."""
+    """Yields columns by name for each chunk of rows; raises for dates and lists."""
     import polars as pl
 
     with _parquet(path) as file:
@@ -286,7 +286,7 @@ def _parquet(path: Path) -> Any:
 
 
 def _parquet_kind(field: Any) -> str | None:
-    """Returns "nested", "truth" or "bytes" for an Arrow field, or else `kind_of` it."""
+    """Returns an Arrow field's kind: "nested", "truth", "bytes", else `kind_of` it."""
     from pyarrow import types
 
     if types.is_nested(field.type):
@@ -299,7 +299,7 @@ def _parquet_kind(field: Any) -> str | None:
 
 
 def _valid(cells: Any) -> Any:
-    """Returns Arrow cells, with a mark in texts for bytes that are not UTF-8."""
+    """Returns Arrow cells, with bytes that are not UTF-8 replaced, for polars."""
     import pyarrow as pa
 
     if pa.types.is_dictionary(cells.type):
@@ -315,7 +315,7 @@ def _valid(cells: Any) -> Any:
 
 
 def _from_polars(pl: Any, cells: Any, text_format: TextFormat) -> Column:
-    """Returns a polars series as float64, or as texts, which keep integers exact."""
+    """Returns a polars series as float64, or as `Texts` for text and exact integers."""
     kind = cells.dtype
     if kind.is_integer() or kind.is_decimal():  # float64 would merge large numbers
         return Texts(cells.cast(pl.String), is_number=True)
@@ -334,7 +334,7 @@ def _npz_names(path: Path, text_format: TextFormat) -> list[str]:
 def _read_npz(
     path: Path, names: list[str], text_format: TextFormat
 ) -> Iterator[dict[str, Column]]:
-    """Yields the named arrays of an NPZ file, once; texts become `Texts`."""
+    """Yields one chunk, the named arrays of an NPZ file; texts become `Texts`."""
     columns: dict[str, Column] = {}
     with np.load(path, allow_pickle=False) as arrays:
         for name in names:

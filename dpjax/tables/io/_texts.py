@@ -78,7 +78,8 @@ class TextFormat:
         return (self.decimal, self.thousands, self.currency) == (".", None, None)
 
     def plain(self, cells: Any) -> Any:
-        """Returns cells, a polars series, in Python's notation; null if no number."""
+        """Returns texts (a polars series) with numbers in Python's notation."""
+        # So 1.234,5 becomes 1234.5, and other texts null; a plain format changes none.
         if self.has_plain_numbers:
             return cells
         import polars as pl

@@ -143,7 +143,8 @@ class Parts(NamedTuple):
 
 
 def parts_of(model: "Model", terms: Terms) -> Parts:
-    """Returns a model's parts for an export; requires finite weights and UTF-8."""
+    """Returns a model's terms, link and units, which SQL and ONNX files are made of."""
+    # Raises `ValueError` unless weights are finite and names are UTF-8 without NUL.
     numbers = [terms.slopes, terms.heights]
     is_finite = all(np.isfinite(each).all() for each in numbers)
     _validate.require(is_finite, "params", numbers, "finite in a model to export")
@@ -188,7 +189,8 @@ def parts_of(model: "Model", terms: Terms) -> Parts:
 def _ramps(
     terms: Terms, place: int, limit: float
 ) -> tuple[tuple[float, float, float], ...]:
-    """Returns linear pieces (low, high, slope) of feature `place`, by its knots."""
+    """Returns the linear pieces (low, high, slope) of a feature's curve."""
+    # `place` is the feature's index; ends and `limit` are in scales from the center.
     end = min(limit, LARGEST if terms.knots else _FARTHEST)
     knots = terms.knots if place in terms.smooth else ()
     ends = [-end, *(float(knot) for knot in knots if -end < knot < end), end]
@@ -201,7 +203,8 @@ def _ramps(
 
 
 def _levels(name: str, kind: Numeric | Categorical, weights: list[float]) -> Levels:
-    """Returns weights of a column by the texts and numbers that name its categories."""
+    """Returns a column's weights by the texts and the numbers that match a category."""
+    # Category 1 matches 1, 1.0 and true; category 01 the text 01 and the number 1.
     # `weights` begin with those of the kind's features, a weight for each category.
     spellings = {text: weights[at] for text, at in _spellings(kind).items()}
     levels = Levels(name, spellings, {}, {}, {})
@@ -226,7 +229,7 @@ def _levels(name: str, kind: Numeric | Categorical, weights: list[float]) -> Lev
 
 
 def _spellings(kind: Numeric | Categorical) -> dict[str, int]:
-    """Returns indices of categories by all their spellings, as 1.0 and true for 1."""
+    """Returns indices of categories by each spelling, such as 1, 1.0 and true for 1."""
     # ONNX compares texts as they are written, so that it needs all spellings.
     texts: dict[str, None] = {}
     for category in kind.categories:
@@ -302,7 +305,7 @@ def _is_by_value(part: Numbers | Levels) -> bool:
 
 
 def _added(part: Numbers | Levels, place: int) -> str:
-    """Returns SQL for what a column, number `place` of the query, adds to the score."""
+    """Returns an SQL expression of what column number `place` adds to the score."""
     x = f"x{place}"
     if isinstance(part, Levels):
         return _of_category(part, place)
@@ -332,7 +335,7 @@ def _added(part: Numbers | Levels, place: int) -> str:
 
 
 def _of_category(part: Levels, place: int) -> str:
-    """Returns SQL for the weight of the category in column `place`, zero if none."""
+    """Returns an SQL expression of the weight of the category in column `place`."""
     is_text = f"k{place} = " if _is_by_value(part) else f"t{place} = "
     is_value = f"x{place} = "
     cases = []
@@ -368,7 +371,7 @@ def _quoted(text: str, mark: str) -> str:
 
 
 def onnx_file(parts: Parts) -> bytes:
-    """Returns the model as an ONNX graph: inputs (n,) by column, one output (n,)."""
+    """Returns the model as a serialized ONNX graph: an input (n,) for each column."""
     try:
         from onnx import TensorProto, checker, helper
     except ImportError as error:
@@ -438,7 +441,8 @@ class _Graph:
         return self.node("Min", above, self.constant(high))
 
     def added(self, part: Numbers | Levels) -> str:
-        """Adds nodes for a column's term, less that at the center; names the output."""
+        """Adds nodes for a column's term, and returns the name of their output."""
+        # A term of numbers lacks its value at the center, which `onnx_file` adds.
         node, constant = self.node, self.constant
         if isinstance(part, Levels):
             return self._of_category(part)
@@ -471,7 +475,8 @@ class _Graph:
 
 
 def _odd_cells(part: Levels) -> str:
-    """Returns a pattern of other spellings of categories, which stop ONNX's runtime."""
+    """Returns a regular expression of cells, such as +1, that stop ONNX's runtime."""
+    # They may be other spellings of a category, which ONNX would take as no category.
     blank = "".join(rf"\x{{{ord(character):x}}}" for character in _BLANKS)
     odd = [f"[{blank}]+[^{blank}].*", f".*[^{blank}][{blank}]+"]
     if part.numbers:

@@ -96,7 +96,7 @@ class Model:
     correlations: np.ndarray | None = None
 
     def __post_init__(self) -> None:
-        """Checks that the parts fit each other, without making those that need JAX."""
+        """Checks that parameters, columns, link and exposure fit each other."""
         _validate.choice(_terms.Link, link=self.link)
         is_amount = not self.target.categories and self.target.center == 0
         is_fine = is_amount if self.link == "log" else self.exposure is None
@@ -204,7 +204,7 @@ class Model:
         return _tables.frame_columns(table, wanted)
 
     def predict_columns(self, columns: Mapping[str, _tables.Column]) -> np.ndarray:
-        """Returns predictions (n,), as `predict` does, from the columns of `read`."""
+        """Returns predictions (n,) as `predict` does, from the columns of `read`."""
         features = np.ones((len(next(iter(columns.values()))), 1), np.float32)
         if self.columns:
             features = np.hstack([encode(columns, self.columns)[0], features])

@@ -101,7 +101,7 @@ class Release:
     def __call__(
         self, sums: np.ndarray, sensitivity: float
     ) -> tuple[np.ndarray, float]:
-        """Returns noisy sums of l2 `sensitivity`, and the stddev of the noise."""
+        """Returns noisy sums for an l2 sensitivity, and the stddev of the noise."""
         stddev = self.multiplier * sensitivity * _RAISED
         # The unit is the finest in which the noise is not above the largest draw.
         bits = math.floor(math.log2(_LARGEST_STDDEV / max(stddev, 1e-300)))
@@ -222,7 +222,7 @@ def _of_numbers(
     scale: float,  # of the target, public
     is_end: np.ndarray | None,  # (n,), which means are at an end of the model's range
 ) -> PrivateScores:
-    """Releases scores of predicted numbers: quantiles, then means of the errors.
+    """Releases the accuracy of predicted numbers: quantiles, then means of errors.
 
     The first release, quantiles of absolute errors, gives the bounds to which the means
     of the second are clipped.
@@ -341,7 +341,7 @@ def _means(
     seen: float,  # the released number of these records
     is_end: np.ndarray | None = None,  # (n,), which means are at an end of their range
 ) -> tuple[list[list[Interval]], Interval | None]:
-    """Releases means of k/2 terms, shape (2, n), each row clipped to [0, its bound].
+    """Releases means of k/2 terms (2, n), such as losses, clipped to [0, bound of row].
 
     The rows are of a model and a constant. Returns a pair of means for each term, and
     the share of `is_end` or None, all over the records in `is_known`.
@@ -391,11 +391,12 @@ def _excess(loss: LinearLoss, scores: jax.Array, targets: ArrayLike) -> jax.Arra
 def _of_labels(
     release: Release, scores: np.ndarray, targets: np.ndarray, beside: np.ndarray | None
 ) -> tuple[list[Measure], list[tuple[float, float, Interval]], np.ndarray, float]:
-    """Releases scores of a model of two labels, from noisy counts of its probabilities.
+    """Releases measures of a model of two labels, from noisy counts by probability.
 
-    `scores` (n,) are log odds of the positive label, `beside` those to compare with.
-    Returns measures, the calibration, the scores of the comparison, and the number of
-    records with a label.
+    `scores` (n,) are log odds of the positive label, for which `targets` (n,) are
+    positive; NaN is unknown. `beside` are log odds to compare with, (n,) or (); None:
+    those of the released share of the label. Returns accuracy and area under the ROC
+    curve, the calibration, the log odds compared with, and the number of known labels.
 
     Sensitivity:
         sqrt 2, replace-one, and 2 with the counts of another model.
@@ -455,13 +456,14 @@ def _of_labels(
 def _of_classes(
     release: Release, scores: np.ndarray, targets: np.ndarray, beside: np.ndarray | None
 ) -> tuple[list[Measure], list, np.ndarray, float]:
-    """Releases scores of a model of K classes, from counts of (label, is it predicted).
+    """Releases accuracy and ROC areas of a model of K classes, from noisy counts.
 
-    Releases also, for each class, counts of (whether it is the label, bin of its
-    probability), for the area under the ROC curve of a class against the rest. A record
-    is in one count of the first kind, in units of w, and in K of the second. So the l2
-    sensitivity is sqrt(2 w^2 + 2 K), and with another model sqrt(2) times as much; with
-    w about sqrt(K) each kind has half of the budget.
+    The accuracy is from counts of (label, whether it is predicted). The area of each
+    class against the rest is from counts of (whether it is the label, bin of its
+    probability). A record is in one count of the first kind, which is multiplied by w
+    before noise is added, and in K of the second. So the l2 sensitivity is sqrt(2 w^2 +
+    2 K), and with another model sqrt(2) times as much; with w about sqrt(K) each kind
+    has half of the budget.
 
     `scores` are log probabilities (n, K), and `targets` indices of classes. Returns as
     `_of_labels` does, with an empty calibration.
@@ -563,7 +565,7 @@ def _random_bytes_of(key: Key) -> RandomBytes:
 
 
 def interval_of(
-    statistic: Callable[[np.ndarray], float],
+    statistic: Callable[[np.ndarray], float],  # of counts, such as an accuracy
     counts: np.ndarray,  # released, of any shape
     num_samples: int,  # the sum of all counts without noise, public
     stddev: float,  # of the noise of one count

@@ -38,7 +38,7 @@ class Terms(NamedTuple):
         return cls(*arrays, curves.knots, curves.smooth)
 
     def scores(self, features: np.ndarray) -> np.ndarray:
-        """Returns the model's score, the sum of all terms, of features (n, d): (n,)."""
+        """Returns the sum of all terms, before the link, for features (n, d): (n,)."""
         slopes = np.asarray(self.slopes, np.float64)
         if not self.knots:
             return features @ slopes
@@ -108,7 +108,7 @@ def bending_features(columns: Mapping[str, Numeric | Categorical]) -> list[int]:
 
 
 def check_curves(curves: "Curves | Terms", numbers: list[int]) -> None:
-    """Raises unless curves are of features in `numbers`, with heights at all knots."""
+    """Raises unless curves are of features among `numbers`, with ascending knots."""
     smooth, knots, heights = curves.smooth, curves.knots, np.asarray(curves.heights)
     index, shape = len(curves.slopes) - 1, (len(smooth), len(knots))
     intercept = getattr(curves, "intercept", index)
