@@ -322,8 +322,8 @@ def smooth_sensitivity(order, weights, width, num_kept, bound: Bound) -> jax.Arr
 
     It is the largest w_k min(W, (x_(i) - x_(j)) / (n - 2m) + rounding), k < m, and w_m
     W, with i = n-m+1+k-l and j = m+1-l, l <= k + 1, for "exact", or i = n-m+1+k and j =
-    m-k for "fast". `order` has `OrderStatistics`, `weights` are w_0, ..., w_m, width is
-    W = upper - lower, and num_kept is n - 2m.
+    m-k for "fast". `order` has `OrderStatistics`, `weights` w_k decrease as e^(-kt),
+    width is W = upper - lower, and num_kept is n - 2m.
     """
     low, high, _ = order
     trim_count, num_columns = len(low) - 1, low.shape[1]

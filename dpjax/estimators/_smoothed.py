@@ -63,14 +63,14 @@ class SmoothedEstimator(Estimator):
         return self.scale * supremum(self.beta)
 
     def _smoothed_fn(self) -> Callable[[jax.Array, Scalar], jax.Array]:
-        """Returns the influence (x, scale) -> scale·h_beta(x / scale); NaN is 0."""
+        """Returns Catoni, Giulini's influence (x, scale) -> scale·h_beta(x / scale)."""
         beta, largest, coefficients = self.beta, supremum(self.beta), None
         if self._degree:
             coefficients = series_coefficients(beta, self._degree)
             largest = jnp.where(jnp.isnan(coefficients[0]), jnp.nan, largest)
 
         def smoothed(x: jax.Array, scale: Scalar) -> jax.Array:
-            """Returns scale·h_beta(x / scale), clipped to the bound of `limit`."""
+            """Returns scale·h_beta(x / scale), within the bound of `limit`; NaN is 0."""
             x = as_float(x)
             s, b = like(scale, x), like(beta, x)
             number = jnp.where(jnp.isnan(x), 0, x)

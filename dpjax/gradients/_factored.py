@@ -350,7 +350,7 @@ def uses(program: core.ClosedJaxpr, num_leaves: int) -> list[Use]:
 
 
 def _only(leaf_uses: list[Use]) -> Use:
-    """Returns one use for all uses of a parameter: it tells how to store its gradient.
+    """Returns the use by which to store a parameter's gradient, from all its uses.
 
     `Product` and `Lookup` store it as factors; `WrittenOut` stores all of its entries.
     """
@@ -611,7 +611,7 @@ def _inlined(program, inputs):
 
 
 def _product_at_the_end(jaxpr):
-    """Returns the two operands of the product that is the result, and axes, or None.
+    """Returns the operands of the product that a jaxpr ends in, and axes, or None.
 
     For a result (p, q), `operand.transpose(axes)` has p or q last, after summed axes.
     """

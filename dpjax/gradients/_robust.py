@@ -240,7 +240,7 @@ def robust_grad(
 def _stream_of_grads(
     loss_fn, params, batch, microbatch_size, has_aux, return_values=False
 ) -> SampleStream:
-    """Returns the `SampleStream` of a batch's gradients, with losses, aux or both."""
+    """Returns the stream of a batch's gradients, with losses and aux if wanted."""
     num_rows = _validate.leading_size(batch, "batch")
     trainable(params)
     warn_of_rows(loss_fn, params, batch, num_rows, has_aux=has_aux)

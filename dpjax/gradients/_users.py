@@ -122,7 +122,7 @@ class UserSpans(NamedTuple):
 
     @classmethod
     def of(cls, user_ids, num_records, is_padding_example, num_users) -> "UserSpans":
-        """Returns the order of records by user, from ids (n,), and each user's range.
+        """Returns indices (n,) that sort records by user, and ranges of them by user.
 
         Padding and ids out of range belong to no user.
         """
