@@ -70,7 +70,7 @@ class SmoothedEstimator(Estimator):
             largest = jnp.where(jnp.isnan(coefficients[0]), jnp.nan, largest)
 
         def smoothed(x: jax.Array, scale: Scalar) -> jax.Array:
-            """Returns scale·h_beta(x / scale), within the bound of `limit`; NaN is 0."""
+            """Returns scale·h_beta(x / scale), bounded as in `limit`; NaN is 0."""
             x = as_float(x)
             s, b = like(scale, x), like(beta, x)
             number = jnp.where(jnp.isnan(x), 0, x)
