@@ -31,7 +31,10 @@ def check_file(option: str, path: Path, *, suffix: str = "") -> None:
 def check_spared(
     option: str, outputs: Iterable[Path], inputs: Mapping[str, Path]
 ) -> None:
-    """Requires that no output is an input, or inside one, under any spelling."""
+    """Requires that no output is an input or directly inside one, in any spelling.
+
+    `option` names the outputs in the error; the keys of `inputs` name the inputs.
+    """
     for output in outputs:
         for name, path in inputs.items():
             rule = f"another file than {name} {path}, which is read"
@@ -40,10 +43,7 @@ def check_spared(
 
 
 def can_be_folder(path: Path) -> bool:
-    """Returns whether a path is a writable folder, or a folder can be made there.
-
-    It cannot if the path, or a parent, is a file or a broken link.
-    """
+    """Returns whether a path is a writable folder, or a folder can be made there."""
     places = (path.absolute(), *path.absolute().parents)
     try:
         there = next(place for place in places if os.path.lexists(place))
@@ -69,7 +69,7 @@ def is_within(inner: Path, outer: Path) -> bool:
 
 
 def _place(path: Path) -> tuple[Any, ...]:
-    """Returns an id to compare paths by: the existing folder, and missing parts."""
+    """Returns device, inode and missing parts of a path: equal for all spellings."""
     path = Path(os.path.realpath(path))
     existing = next(place for place in (path, *path.parents) if place.exists())
     status = existing.stat()
@@ -155,8 +155,9 @@ def write_together(
 ) -> None:
     """Writes files into a folder, all of them or none.
 
-    The files are renamed in order, after all are complete and `before` was called. If
-    `before` raises, the folder is unchanged. An `OSError` tells the option, `name`.
+    `contents` maps names to bytes. After all files are complete and `before` was
+    called, they are renamed in this order. If `before` raises, the folder is unchanged.
+    An `OSError` names the option, `name`.
 
     Example:
         >>> import tempfile

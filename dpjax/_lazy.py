@@ -25,7 +25,7 @@ def lazily(
     sources = {name: path for path, listed in names.items() for name in listed.split()}
 
     def find(name: str) -> Any:
-        """Returns a name's value, and stores it in the package for the next use."""
+        """Imports a name, stores it in the package for the next use, and returns it."""
         if name not in sources:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         path = sources[name]

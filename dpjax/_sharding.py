@@ -122,7 +122,7 @@ def by_device(
 
 
 def gathered(tree: PyTree) -> PyTree:
-    """Returns concrete arrays replicated over Auto axes, for algorithms on all rows."""
+    """Returns a tree with sharded rows replicated, for algorithms on all rows."""
 
     def replicated(x: Any) -> Any:
         if isinstance(x, Tracer) or not _leading_axes(x):
@@ -134,7 +134,7 @@ def gathered(tree: PyTree) -> PyTree:
 
 
 def with_auto_axes(tree: PyTree) -> PyTree:
-    """Returns concrete arrays with the same shards, but over Auto axes.
+    """Returns a tree with the same shards of arrays, over Auto axes of the mesh.
 
     JAX rejects operations on an array over Explicit axes and an array without a mesh.
     """
@@ -174,10 +174,10 @@ def varying_axes(x: Any) -> frozenset[str]:
 
 
 def varying(tree: PyTree, axes: Any) -> PyTree:
-    """Casts values to vary over axes.
+    """Returns values cast to vary over mesh axes, inside `jax.shard_map`.
 
     The gradient with respect to a replicated value is summed over devices. With respect
-    to a varying value, each device has its own gradient.
+    to a varying value, each device has its own gradient, of its own rows.
     """
 
     def cast(x):
@@ -236,7 +236,7 @@ def check_key_of_rows(key: jax.Array, rows: PyTree) -> None:
 def zeros(like: Any, shape: tuple[int, ...] | None = None) -> jax.Array:
     """Returns zeros with the dtype, sharding and varying axes of `like`.
 
-    A shape, if given, has the same number of axes.
+    The shape is that of `like` by default; any other must have as many axes.
     """
     shape = like.shape if shape is None else shape
     sharding = _type(like).sharding
@@ -277,7 +277,7 @@ def _is_unchecked(axes: tuple[str, ...]) -> bool:
 
 
 def _mesh_of(axes: tuple[str, ...], tree: PyTree) -> Mesh | AbstractMesh:
-    """Returns the mesh that has the axes, from the context or from the arrays."""
+    """Returns the mesh that has the axes: of the context, or else of the arrays."""
     meshes = [jax.sharding.get_abstract_mesh()]
     shardings = map(_sharding_of, jax.tree.leaves(tree))
     meshes += [sharding.mesh for sharding in shardings if sharding is not None]
@@ -290,7 +290,7 @@ def _mesh_of(axes: tuple[str, ...], tree: PyTree) -> Mesh | AbstractMesh:
 def _check_other_axes(
     mesh: Mesh | AbstractMesh, axes: tuple[str, ...], tree: PyTree
 ) -> None:
-    """Raises `ValueError` for other Explicit axes, which `shard_map` would gather."""
+    """Raises `ValueError` for other Explicit axes, as `shard_map` would gather them."""
     used = {
         axis
         for x in jax.tree.leaves(tree)
@@ -333,7 +333,10 @@ def is_first_process(devices: Devices) -> bool:
 
 
 def rows_of_all(row: np.ndarray, devices: Devices) -> np.ndarray:
-    """Returns the rows (m,) of all processes, (processes, m); all must call it."""
+    """Returns the rows (m,) of all processes, stacked: (processes, m).
+
+    All processes of `devices` must call it; () stands for this process only.
+    """
     if not devices:
         return row[None]
     mesh = Mesh(np.array(devices), ("devices",))
@@ -390,7 +393,11 @@ def _digest(parts: Iterable[bytes]) -> bytes:
 
 
 def _own(value: PyTree) -> Iterator[bytes]:
-    """Yields the bytes of values that all processes must hold alike, for a digest."""
+    """Yields the bytes of all leaves of which each process has every entry.
+
+    `digests` hashes them, and raises an error if processes differ. An array sharded
+    over processes adds its path, dtype and shape only; `_shards` yields its entries.
+    """
     for path, leaf in jax.tree_util.tree_leaves_with_path(value):
         if isinstance(leaf, str):
             yield leaf.encode()

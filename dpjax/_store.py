@@ -62,7 +62,7 @@ class Store(NamedTuple):
         return self._read(self.step)[1]
 
     def save(self, step: int, arrays: Arrays) -> None:
-        """Saves arrays as a step's state, all or none, and removes the last state.
+        """Saves arrays as the state of a step, all or none, and removes the last state.
 
         All processes must call it, each with its own part of the arrays.
         """
@@ -81,7 +81,7 @@ class Store(NamedTuple):
         self._of_all(0)
 
     def check(self) -> None:
-        """Requires, in all processes, that the saved states belong to this run."""
+        """Raises `ValueError` if the last state has other digests than this run."""
         if self._is_first:
             self._remove(".part")  # a process may have been killed while it wrote
         step = self.step
@@ -96,7 +96,7 @@ class Store(NamedTuple):
         self._require(not different, rule)
 
     def _read(self, step: int | None) -> tuple[dict[str, str], Arrays]:
-        """Returns the run's digests and the arrays that were saved at a step."""
+        """Returns the run's digests and this process's arrays, as saved at a step."""
         path = self.folder / str(step) / self._piece
         # Any folder may have a number as its name, but only a state has this file.
         if not path.parent.joinpath("0.npz").exists():
@@ -108,7 +108,7 @@ class Store(NamedTuple):
         return unpacked(path if path.exists() else path.with_name("0.npz"))
 
     def _remove(self, ending: str, keep: str = "") -> None:
-        """Removes state folders with an ending, "" or ".part", except `keep`."""
+        """Removes complete ("") or partial (".part") state folders, except `keep`."""
         for folder in [*self.folder.iterdir()]:
             is_state = STATE.fullmatch(folder.name) and folder.suffix == ending
             if is_state and folder.name != keep and folder.is_dir():

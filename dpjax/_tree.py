@@ -27,7 +27,7 @@ def register(*data_fields: str) -> Callable:
     """
 
     def decorate(cls):
-        """Returns the class, registered; it is rebuilt without its constructor."""
+        """Registers a class, to be rebuilt without its constructor, and returns it."""
         fields = [field.name for field in dataclasses.fields(cls)]
         meta_fields = [name for name in fields if name not in data_fields]
 
@@ -68,7 +68,7 @@ class Static:
 
 
 def arrays(tree: PyTree) -> PyTree:
-    """Returns a tree with copies of its NumPy arrays as JAX arrays."""
+    """Returns a tree with NumPy arrays copied to JAX arrays; other leaves stay."""
 
     def array(x: Any) -> Any:
         if not isinstance(x, np.ndarray):
@@ -99,7 +99,7 @@ def narrowed(array: np.ndarray, *, copy: bool | None = None) -> np.ndarray:
 
 
 def linear_data(features: Any, targets: Any) -> tuple[jax.Array, jax.Array]:
-    """Returns real features (n, d) and targets (n,), of one dtype, for linear fits."""
+    """Returns real features (n, d), targets (n,) for linear fits, of one float type."""
     x, y = (
         arrays(x.astype(np.float32) if x.dtype.kind in "iu" else x)
         if isinstance(x, np.ndarray)
@@ -147,13 +147,12 @@ def within(x: jax.Array, limit: jax.Array) -> jax.Array:
 def materialized(tree: PyTree) -> PyTree:
     """Returns the same arrays, computed once, so that all readers get the same numbers.
 
-    A compiler may compute a number again for each reader, with other rounding: one may
-    fuse a*b - c into one operation. If c is close to a*b, the results differ entirely,
-    and the norm of a sample would not be the norm of the sample that is summed.
+    A compiler may compute a number again for each reader, with other rounding: a fused
+    a*b - c differs entirely if c is close to a*b. Then the norm of a sample would not
+    be the norm of the sample that is summed.
 
     A barrier prevents this, except on CPU, where barriers are removed before fusion:
-    there the barrier is in a function that is not inlined. Nothing is copied. Integers
-    pass through, since they do not round.
+    there the barrier is in a function that is not inlined. Integers pass through.
     """
     return jax.lax.platform_dependent(tree, cpu=_called, default=_barrier)
 
@@ -164,7 +163,7 @@ def _barrier(tree):
 
 
 def _called(tree):
-    """Returns `tree` after its floats passed through calls that XLA must not inline."""
+    """Returns `tree`, its floats computed once, by calls that XLA must not inline."""
     leaves, structure = jax.tree.flatten(tree)
     at = [i for i, x in enumerate(leaves) if jnp.issubdtype(x.dtype, jnp.floating)]
     # With few arrays each gets a call of its own, so that not all are in memory at
@@ -188,7 +187,7 @@ def stack(arrays: list[jax.Array], axis: int) -> jax.Array:
 
 
 def split(x: jax.Array, sizes: list[int]) -> list[jax.Array]:
-    """Returns consecutive parts of an array, with `sizes` rows each."""
+    """Returns the parts of x along its first axis, in order, with `sizes` rows each."""
     size = math.isqrt(len(sizes)) if len(sizes) > 64 else len(sizes)
     some = [sizes[i : i + size] for i in range(0, len(sizes), size)]
     parts = jnp.split(x, list(itertools.accumulate(map(sum, some)))[:-1])
@@ -201,9 +200,10 @@ def split(x: jax.Array, sizes: list[int]) -> list[jax.Array]:
 
 
 def by_row(function: Callable[..., PyTree], size: int) -> Callable[..., PyTree]:
-    """Returns the function mapped over `size` rows, without `jax.vmap` for one row.
+    """Returns the function mapped over axis 0, of length `size`.
 
-    Under `jax.vmap`, conditions become selections, and convolutions become grouped.
+    It is `jax.vmap` of the function, except for one row: under `jax.vmap`, conditions
+    become selections, and convolutions become grouped.
     """
     if size > 1:
         return jax.vmap(function)

@@ -39,7 +39,10 @@ def is_concrete(value: Any) -> bool:
 
 
 def _number(rule: str, holds: Callable[[np.ndarray], Any]) -> Callable[..., None]:
-    """Returns a check, which raises `ValueError` for arguments that fail `holds`."""
+    """Returns a check, which raises `ValueError` for arguments that fail `holds`.
+
+    It takes arguments by keyword, and skips traced values. The message has `rule`.
+    """
 
     def check(**arguments: Any) -> None:
         for name, value in arguments.items():

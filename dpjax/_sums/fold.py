@@ -92,7 +92,7 @@ def exact_sum(terms: list[jax.Array]) -> tuple[jax.Array, jax.Array]:
 
 @jax.custom_jvp
 def rounded_sum(a: jax.Array, b: jax.Array, c: jax.Array) -> jax.Array:
-    """Returns a + b + c, rounded once (Boldo, Melquiond 2008, Theorem 5)."""
+    """Returns mean a + b plus noise c, rounded once (Boldo, Melquiond 2008, Thm. 5)."""
     high, low = two_sum(b, c)
     high, rest = two_sum(a, high)
     # The remainder is rounded to odd, so that it is a tie only if the exact sum is.
@@ -124,12 +124,12 @@ class Summands(NamedTuple):
 def fold_mean(
     summands: Summands, limit: Scalar | None, *, normalize_by: Scalar
 ) -> MeanAndAux:
-    """Returns the sum of summands divided by a public number, and the aux of all rows.
+    """Returns the sum of a stream's bounded terms over `normalize_by`, and all aux.
 
-    Summands are bounded terms, one for each row of a stream, and aux are further
-    outputs, such as losses. On several devices the sum is over all, and rows and aux
-    are one device's. `limit` bounds each coordinate of a term, and is None without a
-    bound (`Mean`). Leaves of the sum may be stacked: see `unstacked`.
+    The mean is an `Unrounded`, two floats for each coordinate, with leaves perhaps
+    stacked (`unstacked`). `summands` makes a term from each row; aux are further
+    outputs, such as losses, leaves (n, ...). On several devices the sum is over all,
+    and rows and aux are one device's. `limit` bounds each coordinate; None: no bound.
     """
     stream = summands.stream
     normalize_by = proven_divisor(stream.num_rows_in_all, normalize_by)
@@ -148,8 +148,8 @@ def group_means(
 ) -> tuple[PyTree, PyTree]:
     """Returns the rounded means of groups, leaves (G, ...), and the aux of all rows.
 
-    `sizes`, shape (G,), has the number of rows of each group. Groups are consecutive
-    ranges of the rows of all devices. `fold_mean` explains the other arguments.
+    `MedianOfMeans` needs them. `sizes`, (G,), has the number of rows of each group, a
+    range of the rows of all devices. `fold_mean` explains the other arguments.
     """
     stream = summands.stream
     axes = stream.axes
@@ -161,7 +161,7 @@ def group_means(
     fold = Fold(summands, limit)
 
     def run(layout: Layout) -> tuple[PyTree, PyTree]:
-        """Returns the groups' means and the aux of all rows, divided by `layout`."""
+        """Returns the groups' means and all aux; `layout` divides rows into blocks."""
         every = fold.digits(layout, jnp.asarray(sizes))
 
         def group(aux, place):
@@ -230,12 +230,12 @@ class Digits(NamedTuple):
 
     @classmethod
     def of(cls, num_sums: int, length: int, shape: PyTree, limit, normalize_by):
-        """Returns the unit and base of digits, in which `num_sums` sums add exactly.
+        """Returns the `Digits` in which `num_sums` sums of bounded terms add exactly.
 
-        Digits of a sum are integers, which add without rounding, and a small rest. The
-        sums are on all devices together, each of at most `length` terms within ±limit
-        (None: unbounded), and divided by a number or array. `shape` has the shapes and
-        dtypes of a sum.
+        A sum is split into digits: integers, which add without rounding, and a small
+        rest. The sums are on all devices together, each of at most `length` terms
+        within ±limit (None: unbounded, so not split), and divided by the number or
+        array `normalize_by`. `shape` has the shapes and dtypes of a sum.
         """
         if limit is None:
             return cls(None, 1.0, 1, normalize_by)
@@ -257,7 +257,7 @@ class Digits(NamedTuple):
         return self._replace(unit=unit, normalize_by=self.normalize_by[index])
 
     def add(self, total: tuple[PyTree, ...], sums: PyTree) -> tuple[PyTree, ...]:
-        """Returns `total`, a tree for each digit, plus the digits of sums (k, ...).
+        """Returns `total`, a tree for each digit, plus the digits of k sums, (k, ...).
 
         Digits are parts of a float: integers, which add exactly, and a small rest.
         """
@@ -272,7 +272,7 @@ class Digits(NamedTuple):
         return jax.tree.map(lambda old, x: old + x.sum(axis=0), total, digits)
 
     def mean(self, total: tuple[PyTree, ...]) -> Unrounded:
-        """Returns the mean with digits `total`, in two floats: relative error 2^-41."""
+        """Returns the mean of `total`, a tree for each digit: relative error 2^-41."""
         if (unit := self.unit) is None:
             return Unrounded.of(total[0])
 
@@ -316,8 +316,7 @@ def digit_layout(num_sums: int, nmant: int) -> tuple[int, int, int]:
     Numbers split in this way have the same sum in any order. In each place, the digits
     of `num_sums` numbers add exactly in floats of `nmant` stored bits, except in the
     last place, whose sums err by at most 2^-(nmant + 11) of the largest absolute value
-    that a block may have. The first digit is at most 2^high_bits, all other digits at
-    most base/2. One number has one digit.
+    that a block may have. The first digit is at most 2^high_bits, the rest base/2.
     """
     bits = max(num_sums - 1, 0).bit_length()
     rule = f"at most 2^{nmant - 1} blocks (the sum of more could not be exact)"
@@ -341,7 +340,7 @@ class Fold:
     """
 
     def __init__(self, summands: Summands, limit: Scalar | None):
-        """Traces one row's computation for shapes and memory, to choose a layout by."""
+        """Traces one row for shapes and memory, which decide how rows are divided."""
         self.stream, self.prepare, self.influence = summands
         self.limit = limit
         self.read = self.stream.reader()
@@ -407,11 +406,12 @@ class Fold:
         """Returns the digits of the sum of some rows, and aux with their aux filled in.
 
         A span (start, stop) selects the rows `start` to `stop - 1`; None selects all.
-        `digits` splits sums of blocks into integers that add exactly.
+        `layout` divides rows into blocks, and `digits` splits a block's sum into
+        integers that add exactly. aux are further outputs of all rows, leaves (n, ...).
         """
 
         def add_microbatch(first, i, carry):
-            """Returns carry (sums of blocks, aux) plus microbatch first + i."""
+            """Returns the carry (sums of blocks, aux) after microbatch first + i."""
             sums, aux = carry
             samples, aux = self._microbatch(layout, span, first + i, aux)
 
@@ -426,7 +426,7 @@ class Fold:
         # all blocks; now it recomputes them, a microbatch at a time.
         @jax.checkpoint
         def add_blocks(carry, index):
-            """Returns carry (total of digits, aux) plus one round of blocks."""
+            """Returns the carry (total of digits, aux) after `width` more blocks."""
             total, aux = carry
             none = [
                 jnp.broadcast_to(x, (layout.width, *x.shape)) for x in self.row.zeros()
@@ -449,8 +449,8 @@ class Fold:
     def _microbatch(self, layout, span, number, aux):
         """Returns the summands of one microbatch, and aux with its rows filled in.
 
-        `number` counts the microbatches of the span (start, stop), or of all rows for
-        None. Summands of other rows and of padding are zero.
+        `number` counts the microbatches, of `layout.size` rows, of the span (start,
+        stop), or of all rows for None. Summands of other rows and of padding are zero.
         """
         num_rows = self.stream.num_rows
         start, size = number * layout.size, min(layout.size, num_rows)

@@ -53,9 +53,9 @@ def order_statistics(
     """Returns the m + 1 smallest and largest of each column, and the sum of the middle.
 
     They are for trimmed means of samples, floats (n, d), with m = trim_count and 2m <
-    n. NaN counts as zero, and all samples are clipped to ±1e30. With Manual mesh axes,
-    `samples` are one device's shard and the result is replicated. The derivative
-    gathers the samples of all devices.
+    n. NaN counts as zero, and all samples are clipped to ±1e30. If rows are sharded
+    over the Manual mesh axes `axes`, `samples` are one device's rows, and the result is
+    replicated. The derivative gathers the samples of all devices.
     """
     ends = partial(_ends, m=trim_count, axes=axes)
     low, high, middle_sum = _by_columns(ends, samples)
@@ -64,7 +64,7 @@ def order_statistics(
 
 @order_statistics.defjvp
 def _order_statistics_jvp(trim_count, axes, primals, tangents):
-    """Returns the order statistics and their derivatives, from all devices' samples."""
+    """Returns the order statistics and their tangents, from all devices' samples."""
     (samples,), (tangent,) = primals, tangents
     statistics = order_statistics(samples, trim_count, axes)
     low, high = statistics.low[0], statistics.high[0]
@@ -91,7 +91,12 @@ def middle_sum(
 
 @partial(jax.custom_jvp, nondiff_argnums=(1, 2))
 def _middle(samples, trim_count, axes):
-    """Returns x_(m+1), x_(n-m) and the `middle_sum` of each column, shape (d,) each."""
+    """Returns x_(m+1), x_(n-m) and x_(m+1) + ... + x_(n-m) of each column, (d,) each.
+
+    x_(1) <= ... <= x_(n) is a column of the samples (n, d), with rows sharded over the
+    mesh axes `axes`, and m = trim_count. The sum divided by n - 2m is a trimmed mean;
+    the derivative of the sum needs its ends.
+    """
 
     def middle(x):
         keys = _finite(_key(x))
@@ -137,7 +142,7 @@ def _two_middle_jvp(primals, tangents):
 
 
 def _by_columns(function: Callable[[jax.Array], Any], samples: jax.Array) -> Any:
-    """Returns function(samples.T), leaves (d, ...), computed by blocks on CPU."""
+    """Returns function(samples.T), leaves (d, ...), on CPU in blocks of columns."""
     # Counts along an axis that is contiguous in memory run at the memory's speed.
     columns = samples.T
     num_columns, num_samples = columns.shape
@@ -167,8 +172,8 @@ def _by_columns(function: Callable[[jax.Array], Any], samples: jax.Array) -> Any
 def _ends(x, m, axes):
     """Returns the m + 1 lowest and the m + 1 highest of each row, and the middle sum.
 
-    x is (d, n), or one device's shard of the n. Both ends, (d, m + 1), increase along
-    axis 1. The middle sum, (d,), is x_(m+1) + ... + x_(n-m).
+    x is (d, n), or one device's part, if n is sharded over the mesh axes `axes`. Ends,
+    (d, m + 1), increase along axis 1. The middle sum, (d,), is x_(m+1) + ... + x_(n-m).
     """
     keys, n = _finite(_key(x)), x.shape[1] * num_shares(axes)
     # Sorting all samples was faster from m = 0.22 n to 0.32 n on, measured for n = 100
@@ -203,7 +208,7 @@ def _flipped(bits):
 
 
 def _finite(keys):
-    """Returns keys (see `_key`) clipped to the keys of ±1e30, and zero's for NaN."""
+    """Returns keys, integers in the order of floats, clipped to ±1e30; NaN is 0."""
     info = jnp.finfo(f"float{8 * keys.dtype.itemsize}")
     infinite, largest = (
         int(np.array(x, info.dtype).view(keys.dtype)) for x in (np.inf, LARGEST)
@@ -214,7 +219,7 @@ def _finite(keys):
 
 
 def _select(keys, ranks, axes):
-    """Returns the keys of two ranks, from 0 upwards, for each row of keys (d, n)."""
+    """Returns two arrays (d,): keys at two ranks, from 0, in rows of keys (d, n)."""
     info = jnp.iinfo(keys.dtype)
     bits = (1 << np.arange(info.bits, dtype=np.int64)[::-1]).astype(keys.dtype)
 
@@ -245,7 +250,7 @@ def _sums(terms, axes):
 
 
 def _gather_all(keys, is_chosen, size, fill, axes):
-    """Returns each row's chosen keys of all devices, (d, size), as `_gather` does."""
+    """Returns the chosen keys of all devices in each row, (d, size), then `fill`."""
     chosen = _gather(keys, is_chosen, size, fill)
     if not axes:
         return chosen
@@ -309,8 +314,9 @@ def _count_bits(words):
 def _middle_sum(keys, low, high, m, axes):
     """Returns x_(m+1) + ... + x_(n-m) for each row of keys, the same in any order.
 
-    low and high, (d,), are the keys of x_(m+1) and x_(n-m). Terms are rounded to
-    multiples of a power of two, and added as integers on all devices.
+    Keys (d, n) are integers in the order of the samples; low and high, (d,), are those
+    of x_(m+1) and x_(n-m). Terms are rounded to multiples of a power of two, and added
+    as integers on all devices.
     """
     n, limits = keys.shape[1] * num_shares(axes), jnp.iinfo(keys.dtype)
     info = jnp.finfo(_float(low).dtype)
@@ -347,7 +353,7 @@ def _middle_sum(keys, low, high, m, axes):
 
 
 def _middle_rates(samples, tangent, low, high, trim_count, axes):
-    """Returns the derivatives of x_(m+1), x_(n-m) and the middle sum, (d,) each.
+    """Returns the tangents of x_(m+1), x_(n-m) and the middle sum, (d,) each.
 
     low and high are x_(m+1) and x_(n-m); samples and their tangent have shape (n, d).
     Samples that equal an end share its derivative and its weight in the sum equally.
@@ -385,11 +391,10 @@ def _rate(keys, values, tangent, axes):
 
 
 def _sum_in_two_floats(x: jax.Array) -> jax.Array:
-    """Sums over axis 0 with the error of one rounding, up to second order.
+    """Returns the sum over axis 0, with the error of one rounding, up to second order.
 
-    Pairs are added in a tree. The exact rounding error of each addition goes to a
-    second sum, with errors of second order: in up to 24 levels, less than 2^11 u^2
-    times the sum of magnitudes.
+    A tree adds pairs, and a second sum has the exact rounding errors: its error is less
+    than 2^11 u^2 times the sum of magnitudes, in up to 24 levels.
     """
     rest = jnp.zeros_like(x)
     while len(x) > 1:

@@ -215,7 +215,7 @@ class Stacked:
 
     @classmethod
     def of(cls, tree: PyTree) -> "Stacked":
-        """Returns a tree in which more than `MANY` leaves of one shape are one stack.
+        """Returns a `Stacked`: over `MANY` leaves of one shape become one array.
 
         XLA compiles thousands of small arrays slowly. Smaller groups stay as they are.
         """
@@ -307,7 +307,8 @@ class OuterProducts(Factors):
     def add(self, total, influence, in_turn) -> jax.Array:
         """Returns the sum `total`, (p, q), plus n outer products or their influences.
 
-        Without an influence they are one matrix product; `add_to` has the arguments.
+        An influence is a bounded function of each entry; None adds the products, as one
+        matrix product. `FactoredSamples.add_to` explains in_turn.
         """
         if influence is None:
             return total + sum_of_products(*self.numbers)
@@ -494,7 +495,7 @@ def _sum_of_squares_jvp(primals, tangents):
 
 
 def sum_in_levels(terms: jax.Array, flat: int = FLAT, row: int = ROW) -> jax.Array:
-    """Sums over the last axis, in levels of `row` terms if it has more than `flat`."""
+    """Returns sums over the last axis, in levels of `row` terms beyond `flat` terms."""
     # A flat float32 sum of d terms may have a relative error of d·2^-24, which is 6 for
     # d = 1e8. Each level of rows of 256 adds 256·2^-24 only; the barrier keeps the
     # compiler from merging the levels into one flat sum.

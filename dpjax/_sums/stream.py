@@ -182,7 +182,7 @@ class SampleStream(np.lib.mixins.NDArrayOperatorsMixin):
         return any(part.is_smaller for part in samples.parts)
 
     def read_all(self) -> tuple[PyTree, PyTree]:
-        """Returns all samples, as arrays (n, ...), and all aux, the further outputs."""
+        """Returns all samples, leaves (n, ...), and all aux, their further outputs."""
 
         def of_row(row):
             some = self.make_samples(self.shared, jax.tree.map(lambda x: x[None], row))
@@ -266,9 +266,10 @@ class Layout(NamedTuple):
         """Returns the layout for arrays on CPU: a microbatch has one row of each block.
 
         It divides rows into microbatches, computed at once, and blocks of at most
-        `longest` rows, added as floats. Several blocks side by side are faster if their
-        sums fit into the first cache of 2^15 numbers. Larger sums than 2^13 numbers are
-        computed one by one, because XLA then fuses the additions of four unrolled rows.
+        `longest` rows, added as floats. `sizes` counts numbers (`Sizes`). Several
+        blocks side by side are faster if their sums fit into the first cache of 2^15
+        numbers. Larger sums than 2^13 numbers are computed one by one, because XLA then
+        fuses the additions of four unrolled rows.
         """
         is_large = sizes.total > 2**13
         if microbatch_size is None:

@@ -48,7 +48,8 @@ class TableRows(Values):
         """Returns n gradients of a table, with rows at the same place added up.
 
         Row `values[i, j]`, (q,), has index `places[i, j]` in the table of gradient i;
-        rows outside of it become zero. Norms need unique places.
+        rows outside of it become zero. Norms need unique places. `build` maps a table
+        (num_rows, q) to the parameter's shape.
         """
         if places.dtype.itemsize < 4:  # 8 or 16 bits may not represent num_rows
             places = places.astype(jnp.int32)
@@ -59,7 +60,7 @@ class TableRows(Values):
 
         # For each row, goal is the index of the first row at the same place.
         def once(places, values):
-            """Returns a sample's rows, with those at one place added to the first."""
+            """Returns a sample's places and rows, with rows at one place added up."""
             if size**2 <= num_rows:  # compares all pairs
                 is_same = places[:, None] == places[None]
                 goal = jnp.where(is_same, order[:, None], size)
@@ -125,7 +126,7 @@ def _scatter(table, places, rows):
 def _scatter_digits(most, table, places, rows):
     """Returns table plus rows at places, the same whatever the order of additions.
 
-    At most `most` rows, 2^b, have one place: errors are 2^(2b - nmant - 24) max |row|.
+    At most `most` = 2^b rows share a place: errors are 2^(2b - nmant - 24) max |row|.
     """
     nmant = jnp.finfo(rows.dtype).nmant
     bits = max(most - 1, 0).bit_length()

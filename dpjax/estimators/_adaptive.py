@@ -77,9 +77,10 @@ class Counting(NormBounded):
         return replace(self, estimator=self.estimator.resized(sizes))
 
     def bound_fn(self) -> BoundFn:
-        """Returns a function that bounds a sample, and appends a number for each group.
+        """Returns a function from a sample to its influence and a number per group.
 
-        It is half for a norm within the threshold, else -half: its mean is a count.
+        The number is `half` if the group's norm is within its threshold, else -half. So
+        its mean over samples gives the share within the threshold.
         """
         bound = self.estimator.bound_fn()
 
@@ -236,7 +237,7 @@ class Measured(Estimator):
         return self.estimator.sensitivity(*args, rounded=rounded)
 
     def fold(self, stream: SampleStream, *, normalize_by: Scalar) -> MeanAndAux:
-        """Returns the mean of samples that are divided as they are read.
+        """Returns the mean of samples, each divided by the scales, and all their aux.
 
         Factors are multiplied out first, because entries have different scales.
         """

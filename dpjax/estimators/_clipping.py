@@ -134,7 +134,7 @@ class NormEstimator(NormBounded):
         return other
 
     def bound_fn(self) -> BoundFn:
-        """Returns a function from a sample to its influence and [norm <= threshold]."""
+        """Returns a function from a sample x to (x·weight(|x|), |x| <= threshold)."""
         weight_fn, threshold = self.weight_fn(), self.sizes[0]
 
         def bound(sample: FactoredSamples) -> tuple[FactoredSamples, jax.Array]:
@@ -328,7 +328,7 @@ class Grouped(NormBounded):
         bounds = [each.bound_fn() for each in self._each()]
 
         def bound(sample: FactoredSamples) -> tuple[FactoredSamples, jax.Array]:
-            """Returns an influence, and booleans (groups,), true for a norm within."""
+            """Returns a bounded sample, and whether each group's norm was in bounds."""
             group_of_leaf = self._group_of_leaf(sample.leaves)
             # Each group is bounded as a sample, and its leaves are put back in order.
             parts: list[list[Any]] = [[] for _ in self.groups]
@@ -351,7 +351,7 @@ class Grouped(NormBounded):
         return [of(i) for i in range(len(self.groups))]
 
     def _group_of_leaf(self, leaves: PyTree) -> list[int]:
-        """Returns each leaf's group, by the longest name that fits, or raises."""
+        """Returns the index of each leaf's group, by the longest name that fits."""
         index = {name: i for i, x in enumerate(self.groups) for name in _names(x)}
         is_leaf = lambda x: isinstance(x, Leaf)  # noqa: E731
         paths = jax.tree.leaves_with_path(leaves, is_leaf=is_leaf)

@@ -165,8 +165,8 @@ class Estimator(abc.ABC):
     ) -> tuple[PyTree, PyTree]:
         """Returns the robust mean of a stream of samples, and the aux of all samples.
 
-        Arguments and errors are the same as in `__call__`. The stream makes an aux for
-        each sample; the aux of all samples, with leading axis n, is NOT private.
+        Arguments and errors are the same as in `__call__`. The stream makes an aux,
+        such as a loss, for each sample; all aux, with leading axis n, are NOT private.
         """
         return self._folded(stream, is_padding_example, normalize_by, axis_name)
 
@@ -342,8 +342,9 @@ class Mean(Estimator):
 def _fold_stream(stream, estimator, normalize_by, is_rounded=None):
     """Returns the estimator's mean over a stream of microbatches, and the losses' aux.
 
-    The divisor is `normalize_by`, or the number of rows for None. The mean is a float,
-    unless `is_rounded` is false: then it is unrounded, for noise to be added first.
+    `normalize_by` divides the sum; for None, the number of rows does. The mean is a
+    tree of floats by default (None). If is_rounded is `Static(False)`, the mean is an
+    `Unrounded`, two floats for each number, so that noise is added before rounding.
     """
     axes = stream.axes
 

@@ -320,8 +320,10 @@ def smooth_weights(smoothness: float, trim_count: int) -> np.ndarray:
 def smooth_sensitivity(order, weights, width, num_kept, bound: Bound) -> jax.Array:
     """Returns the smooth sensitivity of the trimmed mean of each of d columns, (d,).
 
-    It is the maximum of the terms (4), in (2) for "exact" or (3) for "fast". `order`
-    has `OrderStatistics`; width is upper - lower, and num_kept is n - 2m.
+    It is the largest w_k min(W, (x_(i) - x_(j)) / (n - 2m) + rounding), k < m, and w_m
+    W, with i = n-m+1+k-l and j = m+1-l, l <= k + 1, for "exact", or i = n-m+1+k and j =
+    m-k for "fast". `order` has `OrderStatistics`, `weights` w_k decrease as e^(-kt),
+    width is W = upper - lower, and num_kept is n - 2m.
     """
     low, high, _ = order
     trim_count, num_columns = len(low) - 1, low.shape[1]
@@ -400,7 +402,7 @@ class MedianOfMeans(Estimator):
         return self.inner.limit
 
     def _sensitivity(self, num_samples, num_coordinates, relation, rounded):
-        """Returns the inner sensitivity at a group's size; half for even num_groups."""
+        """Returns the sensitivity of a group's mean, halved for an even num_groups."""
         del rounded  # means of groups are always rounded
         if _validate.is_concrete(num_samples) and float(num_samples) < self.num_groups:
             raise ValueError(

@@ -63,14 +63,14 @@ class SmoothedEstimator(Estimator):
         return self.scale * supremum(self.beta)
 
     def _smoothed_fn(self) -> Callable[[jax.Array, Scalar], jax.Array]:
-        """Returns the smooth bound (x, scale) -> scale·h_beta(x / scale); NaN is 0."""
+        """Returns Catoni, Giulini's influence (x, scale) -> scale·h_beta(x / scale)."""
         beta, largest, coefficients = self.beta, supremum(self.beta), None
         if self._degree:
             coefficients = series_coefficients(beta, self._degree)
             largest = jnp.where(jnp.isnan(coefficients[0]), jnp.nan, largest)
 
         def smoothed(x: jax.Array, scale: Scalar) -> jax.Array:
-            """Returns scale·h_beta(x / scale), clipped to the bound of `limit`."""
+            """Returns scale·h_beta(x / scale), bounded as in `limit`; NaN is 0."""
             x = as_float(x)
             s, b = like(scale, x), like(beta, x)
             number = jnp.where(jnp.isnan(x), 0, x)
@@ -318,7 +318,7 @@ def _quadrature(a: jax.Array, beta: jax.Array) -> jax.Array:
 
 @functools.cache
 def _series_table(degree: int) -> np.ndarray:
-    """Returns Chebyshev coefficients for `series_coefficients`, (13, degree + 1)."""
+    """Returns (13, degree + 1): Chebyshev series in beta of the terms of `series`."""
     count = _BETA_DEGREE + 1
     x = np.cos((np.arange(count) + 0.5) * np.pi / count)
     z = np.cos((np.arange(64) + 0.5) * np.pi / 64)

@@ -201,7 +201,7 @@ def _in_words(problem: str, why: Exception) -> str:
 
 
 def _of_params(params: PyTree) -> Iterator[str]:
-    """Yields sentences for `check_model` on leaves of params that cannot be trained."""
+    """Yields a problem, as text, for each leaf of params that cannot be trained."""
     try:
         no_running_statistics(params)
     except ValueError as why:
@@ -221,7 +221,7 @@ def _of_params(params: PyTree) -> Iterator[str]:
 
 
 def _of_statistics(loss_fn: LossFn) -> Iterator[str]:
-    """Yields sentences for `check_model` on BatchNorm's state in what loss_fn uses."""
+    """Yields a problem, as text, for each BatchNorm state that loss_fn closes over."""
     for name, value in closed_over(loss_fn).items():
         if (statistics := running_statistics(value)) is not None:
             yield (
@@ -232,7 +232,7 @@ def _of_statistics(loss_fn: LossFn) -> Iterator[str]:
 
 
 def _of_program(program: core.ClosedJaxpr) -> Iterator[str]:
-    """Yields sentences for `check_model` on a loss's result, keys and side effects."""
+    """Yields the problems, as text, of a traced loss: result, keys and side effects."""
     if not _is_loss(program):
         kinds = ", ".join(x.str_short() for x in program.out_avals)
         yield f"loss_fn must return one real scalar for an example, got {kinds}."
@@ -255,9 +255,10 @@ def _is_loss(program: core.ClosedJaxpr) -> bool:
 
 
 def _draws_alike(jaxpr: core.Jaxpr, fixed: set[Any]) -> bool:
-    """Returns whether random bits are drawn from a key that no argument determines.
+    """Returns whether random bits come from a key that is the same for all examples.
 
-    `fixed` are the variables that no argument determines, besides constants.
+    No argument of the loss determines such a key. `fixed` are the inputs of `jaxpr`
+    that no argument determines.
     """
     fixed = {*fixed, *jaxpr.constvars}
     for equation in jaxpr.eqns:
@@ -277,13 +278,13 @@ def _draws_alike(jaxpr: core.Jaxpr, fixed: set[Any]) -> bool:
 def _with_gradient(
     loss: Callable[..., Any], arrays: dict[int, Any], example: PyTree
 ) -> tuple[set[int], core.ClosedJaxpr]:
-    """Returns the indices of arrays that loss has a derivative by, and its gradient."""
+    """Returns keys of arrays that loss has a derivative by, and its gradient jaxpr."""
     floats = {i: x for i, x in arrays.items() if _is_trainable(x)}
     fixed = {i: x for i, x in arrays.items() if i not in floats}
     draws = set()
 
     def watched(i: int, x: jax.Array) -> jax.Array:
-        """Returns x, and adds i to `draws` if the backward pass reaches it."""
+        """Returns x, and adds its key i to `draws` if the backward pass reaches it."""
 
         @jax.custom_vjp
         def same(x):

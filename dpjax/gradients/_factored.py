@@ -144,7 +144,7 @@ def _with_shifts(sites, shifts, program, args, within=()):
     residuals = {}
 
     def rule(place, equation, inputs, run):
-        """Returns an equation's results, with shifts at a site or at sites inside."""
+        """Returns an equation's results, with shifts added if it is or has a site."""
         if place in sites:
             residuals[place] = sites[place].residuals(inputs)
             (result,) = run()
@@ -163,7 +163,11 @@ def _with_shifts(sites, shifts, program, args, within=()):
 
 
 def _through_scan(place, equation, inputs, shifts, run):
-    """Returns a `scan`'s results and the residuals of all turns, for `_with_shifts`."""
+    """Returns the results of a `scan`, and the residuals of its sites by iteration.
+
+    Sites are equations that use a parameter, and residuals are inputs of them. `run`,
+    which is `_with_shifts`, adds the zeros `shifts` to results of sites.
+    """
     params = equation.params
     num_whole, num_carried = params["num_consts"], params["num_carry"]
     consts, rest = inputs[:num_whole], inputs[num_whole:]
@@ -182,7 +186,7 @@ def _through_scan(place, equation, inputs, shifts, run):
 
 
 def _through_remat(place, equation, inputs, shifts, run):
-    """Returns the results and residuals of a `jax.checkpoint`, for `_with_shifts`."""
+    """Returns results and residuals of a `jax.checkpoint`, as `_through_scan` does."""
     (program,) = programs_in(equation)
 
     def inner(inputs, shifts):
@@ -193,10 +197,7 @@ def _through_remat(place, equation, inputs, shifts, run):
 
 
 def _through_cond(place, equation, inputs, shifts, run):
-    """Returns the results and residuals of the chosen branch, for `_with_shifts`.
-
-    Residuals and cotangents of the other branches are zero.
-    """
+    """Returns results and residuals of a `cond`, zeros for branches that do not run."""
     index, *inputs = inputs
 
     def branch(number, program):
@@ -279,11 +280,11 @@ class Lookup:
 
 
 def lookup_at(equation: Any, moves: Moves, place: Place) -> Lookup | None:
-    """Returns how an equation reads rows of a table, a parameter; None if it does not.
+    """Returns the `Lookup` by which an equation reads rows of a parameter, or None.
 
-    A `gather` of rows or a `dynamic_slice` of one row does. `moves` lead from the
-    parameter to the table, and `place` finds the equation in the program. A gradient is
-    then stored as the rows that an example reads.
+    A `gather` of rows or a `dynamic_slice` of one row is a look-up. `moves` lead from
+    the parameter to the table, and `place` finds the equation in the program. A
+    gradient is then stored as the rows that an example reads.
     """
     table, result = equation.invars[0].aval, equation.outvars[0].aval
     is_by_row = equation.params["slice_sizes"] == (1, *table.shape[1:])
@@ -349,7 +350,7 @@ def uses(program: core.ClosedJaxpr, num_leaves: int) -> list[Use]:
 
 
 def _only(leaf_uses: list[Use]) -> Use:
-    """Returns one use for all uses of a parameter: it tells how to store its gradient.
+    """Returns the use by which to store a parameter's gradient, from all its uses.
 
     `Product` and `Lookup` store it as factors; `WrittenOut` stores all of its entries.
     """
@@ -370,7 +371,7 @@ def _only(leaf_uses: list[Use]) -> Use:
 
 
 def _together(leaf_uses: Sequence[Use]) -> Product | Lookup | None:
-    """Returns several uses of a parameter as one product or look-up, or else None."""
+    """Returns several uses of a parameter as one product or look-up, or None."""
     for kind in (Product, Lookup):
         same = [use for use in leaf_uses if isinstance(use, kind)]
         if len(same) == len(leaf_uses) and len({use.common for use in same}) == 1:
@@ -385,7 +386,7 @@ def _together(leaf_uses: Sequence[Use]) -> Product | Lookup | None:
 
 
 def _of_matrix(use):
-    """Returns a use as a product with the matrix (p, q) itself, or None.
+    """Returns a use of a parameter as a product with the matrix (p, q), or None.
 
     `_together` adds them up. For a transpose, vectors and cotangents change places.
     """
@@ -413,11 +414,12 @@ def _end(variables, images, why, leaf_uses):
 
 
 def _read(jaxpr, images, within, leaf_uses):
-    """Adds the uses in a program to leaf_uses, and returns all images of parameters.
+    """Adds the uses of parameters in a jaxpr to leaf_uses, and returns all images.
 
-    An image is a variable with the entries of a parameter, perhaps moved; `images` has
-    those among the inputs. leaf_uses has a list of uses for each parameter, and
-    `within` is the place of this program in the programs around it.
+    A use tells how a gradient can be stored. An image is a variable with the entries of
+    a parameter, perhaps moved; `images` maps the variables among the inputs to an
+    `Image`. leaf_uses has a list of uses for each parameter, and `within` is the place
+    of this jaxpr: indices of equations in the jaxprs around it.
     """
     images = dict(images)
     for i, equation in enumerate(jaxpr.eqns):
@@ -458,9 +460,10 @@ def _read(jaxpr, images, within, leaf_uses):
 
 
 def _inside(equation, operands, place):
-    """Returns the programs in an equation, with places, and the images that enter them.
+    """Returns the jaxprs in an equation, with places, and the images that enter them.
 
-    `operands` and images, variables with a parameter's entries, are by input number.
+    Images are variables with a parameter's entries. `operands` has those among the
+    equation's inputs by number, and the result by input number of a jaxpr.
     """
     kind, params = equation.primitive, equation.params
     if is_plain_jit(equation):
@@ -489,7 +492,12 @@ def _inside(equation, operands, place):
 
 
 def _moved(equation):
-    """Returns the moves of entries, as a transpose, that an equation is; or None."""
+    """Returns how an equation moves the entries of its input; None if it does more.
+
+    The result is a tuple of inverse moves, such as ("transpose", (1, 0)); a copy or a
+    cast of floats has none, (). `Moves.undone` applies them to the gradient with
+    respect to the moved array, which gives the gradient of the parameter.
+    """
     source, result = equation.invars[0].aval, equation.outvars[0].aval
     params, kind = equation.params, equation.primitive
     if kind is lax.convert_element_type_p:
@@ -508,7 +516,7 @@ def _moved(equation):
 
 
 def _use(jaxpr, equation, operand, image, place, is_alone):
-    """Returns how an equation uses a parameter: by factors, or `WrittenOut` and why.
+    """Returns a parameter's use by an equation: `Product`, `Lookup` or `WrittenOut`.
 
     The parameter enters as input number `operand`, after the moves of `image`; is_alone
     tells that no other input comes from parameters.
@@ -529,7 +537,7 @@ def _use(jaxpr, equation, operand, image, place, is_alone):
 
 
 def product_of_rule(jaxpr, equation, operand, image, place) -> Product | None:
-    """Returns the use of a matrix in a layer with its own derivative, or None.
+    """Returns the `Product` of a matrix in a layer with its own derivative, or None.
 
     The layer is a `jax.custom_vjp` or `jax.custom_jvp`. The gradient has factors if the
     rule of its derivative ends in a product of two operands: these are the factors.
@@ -571,9 +579,10 @@ def product_of_rule(jaxpr, equation, operand, image, place) -> Product | None:
 
 
 def _rule_of_layer(jaxpr, equation, operand):
-    """Returns the jaxpr (cotangent, *inputs) -> gradient by one operand, without jits.
+    """Returns a layer's derivative, a jaxpr (cotangent, *inputs) -> gradient, or None.
 
-    It is None if an input is a literal or occurs twice, or there is no gradient.
+    The gradient is by input number `operand`; jits are inlined. The result is None if
+    an input is a literal or occurs twice, or there is no gradient.
     """
     names, layer = as_function(jaxpr, equation)
 
@@ -602,7 +611,7 @@ def _inlined(program, inputs):
 
 
 def _product_at_the_end(jaxpr):
-    """Returns the two operands of the product that is the result, and axes, or None.
+    """Returns the operands of the product that a jaxpr ends in, and axes, or None.
 
     For a result (p, q), `operand.transpose(axes)` has p or q last, after summed axes.
     """

@@ -57,7 +57,7 @@ _BATCH_NORM = (
 
 
 def trainable(params: PyTree) -> None:
-    """Requires leaves of params to be real floats, which have gradients."""
+    """Requires leaves of params to be real floats, and no state of BatchNorm."""
     no_running_statistics(params)
     rule = (
         "a float array: split what is trained from the rest, as "
@@ -88,10 +88,7 @@ def no_running_statistics(params: PyTree) -> None:
 
 
 def running_statistics(tree: PyTree) -> str | None:
-    """Returns the name of the BatchNorm state that a pytree holds, or None.
-
-    Nodes are recognized by name, without importing Flax or Equinox.
-    """
+    """Returns the name of BatchNorm's state (Flax, Equinox) in a pytree, or None."""
     nodes: list[Any] = []
     jax.tree.flatten(tree, is_leaf=lambda node: nodes.append(node) is not None)
     kinds = {
@@ -224,8 +221,8 @@ def evaluate(
 ) -> list[Any]:
     """Returns the results of a program, with `rule` applied to each equation.
 
-    `rule(place, equation, inputs, run)` returns the results of an equation, which
-    `run()` computes as they are. A jit that `is_plain_jit` is inlined.
+    `rule(place, equation, inputs, run)` returns the results of an equation, at place
+    (*within, index), which `run()` computes as they are. Plain jits are inlined.
     """
     jaxpr, given = program.jaxpr, [*program.consts, *args]
     values = dict(zip(jaxpr.constvars + jaxpr.invars, given, strict=True))
@@ -264,7 +261,7 @@ def evaluate(
 def as_function(
     jaxpr: core.Jaxpr, equation: core.JaxprEqn
 ) -> tuple[list[core.Var], Callable[..., list[Any]]]:
-    """Returns the variables that an equation reads, and the equation as a function."""
+    """Returns an equation's inputs, and a function from their values to its results."""
     used = list(dict.fromkeys(x for x in equation.invars if isinstance(x, core.Var)))
     program = jaxpr.replace(
         constvars=[], invars=used, outvars=equation.outvars, eqns=[equation]
@@ -283,10 +280,9 @@ def is_plain_jit(equation: core.JaxprEqn) -> bool:
 def streamlined(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
     """Returns the same function, rewritten so that XLA computes it fast and correctly.
 
-    On CPU, convolutions get their axes in the order for which XLA has a fast kernel
-    inside a loop; the derivative of a convolution has another order, ten times slower.
-    The gradient of a dense layer, a transposed outer product, is computed in its final
-    order, so that XLA fuses it into the next operation without a copy. Indices of fewer
+    On CPU, convolutions and their derivatives get the order of axes for which XLA has a
+    fast kernel. The gradient of a dense layer, a transposed outer product, is computed
+    in its final order, so that XLA fuses it into the next operation. Indices of fewer
     than 32 bits are widened: XLA may lose a gradient by them.
 
     Results are the same, to the rounding of a convolution. Operations inside a loop, a

@@ -120,10 +120,10 @@ def repeated(
 ) -> Callable[[jax.Array, jax.Array], tuple[jax.Array, jax.Array]]:
     """Returns a function from an example's residuals and cotangents to its factors.
 
-    It is the `factors` of a `Site` inside the scans `loops`. For one turn, `vectors`
-    maps residuals to (G, T, p), and `cotangents` maps the result's cotangent to (G, T,
-    q). The turns of a loop over slices of the parameter become groups; the turns of any
-    other loop become positions.
+    It is the `factors` of a `Site` inside the scans `loops`. For one iteration,
+    `vectors` maps residuals to (G, T, p), and `cotangents` maps the result's cotangent
+    to (G, T, q). Iterations over slices of the parameter become groups G; those of any
+    other loop become positions T.
     """
     depth = len(loops)
     each = [i for i, loop in enumerate(loops) if loop.is_each]
@@ -285,7 +285,7 @@ def joined(sites, residuals, cotangents, axis: int) -> tuple[jax.Array, jax.Arra
 def product_at(
     equation: Any, operand: int, image: Image, place: Place
 ) -> Product | None:
-    """Returns how a `dot_general` multiplies a parameter by vectors, or None.
+    """Returns the `Product` by which a `dot_general` uses a parameter, or None.
 
     The parameter is input number `operand`, after the moves of `image`; `place` finds
     the equation in the program. Its gradient is then stored as vectors and cotangents.
@@ -323,7 +323,7 @@ def product_at(
 
 
 def convolution_at(equation: Any, image: Image, place: Place) -> Product | None:
-    """Returns how a convolution multiplies its kernel by patches of an image, or None.
+    """Returns the `Product` by which a convolution uses its kernel, or None.
 
     The kernel follows from a parameter by the moves of `image`; `place` finds the
     equation in the program. The gradient is then stored as patches and cotangents.
@@ -497,7 +497,7 @@ def squared_norm_of_matrices(
 
 
 def _gram(x: jax.Array) -> tuple[jax.Array, int]:
-    """Returns x x^T, (G, T, T), for x (G, T, p), and the most roundings of a term."""
+    """Returns x x^T, (G, T, T), for x (G, T, p), and how often a term is rounded."""
     size = x.shape[2]
     width = 2 ** -(-max(size.bit_length(), 8) // 2)  # about the root, at least 16
     num_parts = -(-size // width)

@@ -122,7 +122,7 @@ class UserSpans(NamedTuple):
 
     @classmethod
     def of(cls, user_ids, num_records, is_padding_example, num_users) -> "UserSpans":
-        """Returns the order of records by user, from ids (n,), and each user's range.
+        """Returns indices (n,) that sort records by user, and ranges of them by user.
 
         Padding and ids out of range belong to no user.
         """
@@ -142,7 +142,7 @@ class UserSpans(NamedTuple):
         return cls(order, jnp.stack([bounds[:-1], bounds[1:]], axis=1))
 
     def gather(self, records, bounds, records_per_user, user_gradient) -> UserRecords:
-        """Returns k users' records (k, records_per_user, ...) from ranges (k, 2)."""
+        """Returns k users' records, from `bounds` (k, 2), their ranges in `order`."""
         num_records = len(self.order)
         start, stop = bounds[:, :1], bounds[:, 1:]
         place = start + jnp.arange(records_per_user)[None]
@@ -190,7 +190,7 @@ def stream_of_users(
 ) -> SampleStream:
     """Returns the stream of users' gradients from the stream of rows' gradients.
 
-    `users` has the arguments of `check_users`. `axes` must be (): rows are not sharded.
+    `users` is the tuple of arguments of `check_users`. `axes` must be (), no sharding.
     """
     user_ids, num_users, records_per_user, user_gradient = users
     rule = (

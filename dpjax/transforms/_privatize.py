@@ -91,7 +91,7 @@ class PrivateMean(optax.GradientTransformationExtraArgs):
 
     @classmethod
     def of(cls, init: Callable, release: Callable, measure: Callable) -> Self:
-        """Returns a transformation; update calls release, or measure for a `Piece`."""
+        """Returns a `PrivateMean`: update is release, or measure of a partial batch."""
 
         def update(updates, state, params=None, **extra_args) -> tuple[Any, PyTree]:
             if isinstance(updates, Piece):
@@ -260,7 +260,7 @@ class _NoisyMean(NamedTuple):
     __repr__ = secret_repr
 
     def init(self, params):
-        """Returns the state: a key, with buffers of a strategy or the thresholds."""
+        """Returns the state: a key, and buffers of earlier noise, or thresholds."""
         refuse_wrappers(params)
         if self.strategy is not None:
             num_buffers = self.strategy.num_buffers
@@ -273,7 +273,7 @@ class _NoisyMean(NamedTuple):
         return ThresholdState(start.key, jnp.copy(self.adaptive.thresholds))
 
     def measure(self, updates, state, params=None, *, num_pieces=None, **extra_args):
-        """Returns the `BoundedMean` of samples, before its noise, for `release` to add.
+        """Returns a `BoundedMean`: the mean without noise, and parameters of its noise.
 
         `updates` are gradients (n, ...) or a stream; None asks for shapes only.
         num_pieces is given if they are one piece of a batch, by `accumulate`.
@@ -308,7 +308,7 @@ class _NoisyMean(NamedTuple):
         return BoundedMean(mean, {"stddev": parameters["stddev"]}, limit)
 
     def release(self, updates, state, params=None, **extra_args):
-        """Returns the mean with noise, the next state, and the noise's stddev."""
+        """Returns the noisy mean, the next state, and the noise's stddev if public."""
         if not isinstance(updates, BoundedMean):
             updates = self.measure(updates, state, params, **extra_args)
         mean, drawn, _ = updates
@@ -326,7 +326,7 @@ class _NoisyMean(NamedTuple):
 
 
 def _restored(measured: PrivateMean, scaled: Scaled) -> PrivateMean:
-    """Returns a transformation with `measured`'s means and noise times the scales."""
+    """Returns `measured` with means and noise multiplied by the scales of samples."""
 
     def release(updates, state, params=None, **extra_args):
         mean, state, stddev = measured.release(updates, state, params, **extra_args)
@@ -338,9 +338,10 @@ def _restored(measured: PrivateMean, scaled: Scaled) -> PrivateMean:
 
 
 def _smooth_mean(estimator, rho, stream, *, normalize_by, axis_name):
-    """Returns a trimmed mean, and scale and sigma of noise for its smooth sensitivity.
+    """Returns a trimmed mean, and a dictionary of the scale and sigma of its noise.
 
-    `rho` is the zCDP cost of one release of all coordinates, which have equal shares.
+    The scale is in proportion to the smooth sensitivity. `rho` is the zCDP cost of one
+    release of all coordinates, which have equal shares.
     """
     rule = "a concrete number, not a traced one: the shape of the noise depends on it"
     _validate.require(_validate.is_concrete(rho), "noise_multiplier", rho, rule)
@@ -535,7 +536,7 @@ def require_params(params: Any) -> None:
 
 
 def require_samples(updates: PyTree, params: PyTree) -> None:
-    """Requires updates (n, ...), not a mean, for params (...), if params are given."""
+    """Requires updates (n, ...) for params (...), not a mean; params may be None."""
     are_arrays = all(hasattr(x, "shape") for x in jax.tree.leaves(updates))
     if are_arrays and jax.tree.structure(updates) == jax.tree.structure(params):
         shapes = [x.shape for x in jax.tree.leaves(updates)]
