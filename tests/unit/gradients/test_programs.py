@@ -28,17 +28,6 @@ def keys_may_be_used_again():
         yield
 
 
-@pytest.fixture
-def wide_search(search):
-    """Runs a search with 64 bits."""
-
-    def run(*args, **options):
-        with jax.enable_x64(True):
-            search(*args, **options)
-
-    return run
-
-
 def assert_same(run, *args):
     """Compares `run(streamlined, *args)` with `run(plainly, *args)`."""
 
@@ -110,7 +99,7 @@ def dots(draw):
     return shapes, axes, dtype, draw(st.sampled_from(DTYPES[dtype]))
 
 
-def test_products_of_any_two_arrays(wide_search):
+def test_products_of_any_two_arrays(search):
     def check(program):
         (shapes, axes, dtype, summed_in), is_flipped = program
 
@@ -121,7 +110,8 @@ def test_products_of_any_two_arrays(wide_search):
         args = [numbers(shape, dtype, i) for i, shape in enumerate(shapes)]
         assert_same_operation(dot, *args)
 
-    wide_search(check, st.tuples(dots(), st.booleans()), few=5, many=500)
+    with jax.enable_x64(True):
+        search(check, st.tuples(dots(), st.booleans()), few=5, many=500)
 
 
 # Layers: functions of (params, key, x) that return an x of the same shape, (3,).
@@ -278,7 +268,7 @@ ALWAYS = [
 ]
 
 
-def test_layers_in_and_after_each_other(wide_search):
+def test_layers_in_and_after_each_other(search):
     def check(program):
         def run(change, params, batch):
             grad_fn = change(jax.value_and_grad(loss_of(program)))
@@ -290,7 +280,7 @@ def test_layers_in_and_after_each_other(wide_search):
     with jax.enable_x64(True):
         for program in ALWAYS:
             check(program)
-    wide_search(check, PROGRAMS, few=2, many=250)
+        search(check, PROGRAMS, few=2, many=250)
 
 
 # How rows of a table w are read, by indices i of shape (3,).
@@ -336,7 +326,7 @@ def lookups(draw):
     return name, size, np.array(indices, info.dtype).reshape(4, 3), *dtypes
 
 
-def test_rows_by_any_index(wide_search):
+def test_rows_by_any_index(search):
     """Against gradients that are written out; and one record for another."""
     estimators = Clipping(0.5), Winsorization(0.5), Mean()
 
@@ -371,7 +361,8 @@ def test_rows_by_any_index(wide_search):
             assert np.linalg.norm(gap) <= stated.l2
             assert np.abs(gap).max() <= stated.linf
 
-    wide_search(check, lookups(), few=3, many=400)
+    with jax.enable_x64(True):
+        search(check, lookups(), few=3, many=400)
 
 
 # -- What else a program may hold, and what is gained ----------------------------------

@@ -95,24 +95,6 @@ def test_choice_has_the_law_of_sequential_picks(name, sparsity, key):
     assert rejects(SCALE * 1.1)
 
 
-@each
-def test_release_noise(name, key):
-    # All coordinates are chosen, so only the release is random.
-    mechanism, law = MECHANISMS[name]
-    vector = jax.random.normal(jax.random.key(1), (100,))
-    keys = jax.random.split(key, 300)
-    draw = jax.vmap(lambda key: mechanism(key, vector, sparsity=100, scale=SCALE))
-    sparse = jax.jit(draw)(keys)
-    noise = np.asarray(sparse - vector[None], np.float64).ravel()
-    bound = math.sqrt(math.log(2 / FALSE_ALARM) / (2 * len(noise)))
-
-    def distance(scale):
-        return scipy.stats.kstest(noise, law(scale=scale).cdf).statistic
-
-    assert distance(SCALE) <= bound
-    assert min(distance(SCALE * 2 / 3), distance(SCALE * 3 / 2)) > 3 * bound
-
-
 def test_choice_and_release_have_scales_of_their_own(key):
     vector = jnp.array([5.0, 1.0, -7.0, 0.5])
     first, second = jax.random.split(key)
