@@ -22,10 +22,8 @@ from dpjax import _rounding
     digits=st.integers(1, 17),
 )
 def test_on_its_side_and_next_to_the_value(value, digits):
-    up, down = (
-        _rounding.rounded_up(value, digits),
-        _rounding.rounded_down(value, digits),
-    )
+    up = _rounding.rounded_up(value, digits)
+    down = _rounding.rounded_down(value, digits)
     assert float(down) <= value <= float(up)
     exact = _rounding.as_decimal(value)
     low, high = Decimal(down), Decimal(up)

@@ -198,13 +198,10 @@ def test_held_cells_are_finite():
     np.testing.assert_array_equal(standard.clipped(cells)[:, 0], [5.0, 10.0, 0.0, 3.0])
 
 
-def test_counts_are_held_to_what_float32_counts():
+def test_noise_is_added_to_what_float32_counts_with_the_stddev_that_is_asked():
     # One record more moved the float of the next even number by two.
     counts = np.array([2.0**24, 2.0**24 + 1, 2.0**24 + 2])
     assert np.ptp(_scales.released(jax.random.key(0), counts, 1e-9)) == 0
-
-
-def test_noise_has_the_stddev_that_is_asked():
     noisy = _scales.released(jax.random.key(0), np.zeros(4_000), 6.0)
     np.testing.assert_allclose(noisy.std(), 6.0, rtol=0.05)
 

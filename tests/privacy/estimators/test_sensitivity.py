@@ -25,12 +25,9 @@ RELATIONS = [REPLACE_ONE, ADD_OR_REMOVE_ONE]
 # Thresholds on both sides of powers of two: the rounding of a mean depends on where in
 # its binade the limit lies.
 THRESHOLDS = [0.7, 1.0, 1.1, 1.2, 3.0]
-ROBUST = [
-    registry.ESTIMATORS[name](size)
-    for name, size in zip(
-        registry.bounded_estimators(1.0), itertools.cycle(THRESHOLDS), strict=False
-    )
-]
+NAMES = registry.bounded_estimators(1.0)
+SIZED = zip(NAMES, itertools.cycle(THRESHOLDS), strict=False)
+ROBUST = [registry.ESTIMATORS[name](size) for name, size in SIZED]
 
 
 def name_of(estimator):

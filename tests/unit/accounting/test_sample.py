@@ -102,10 +102,8 @@ def test_releases_of_a_sample_are_composed_before_they_are_amplified():
     assert truth(total) > 10 * number * apart.delta
     # Composed by their events, not by their epsilons.
     assert together.epsilon < drawn.privacy(release(0.5)).epsilon
-    assert (
-        drawn.privacy(each, accounting.PrivacyGuarantee.non_private()).epsilon
-        == math.inf
-    )
+    nobody = accounting.PrivacyGuarantee.non_private()
+    assert drawn.privacy(each, nobody).epsilon == math.inf
     pure = accounting.PrivacyGuarantee.of(0.1, 0.0, dp_event=dpa.GaussianDpEvent(1.0))
     assert drawn.privacy(pure, pure).epsilon == pytest.approx(
         math.log1p(1e-4 * math.expm1(0.2))

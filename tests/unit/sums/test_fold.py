@@ -165,29 +165,21 @@ def test_group_means_are_those_of_public_index_ranges(plan, n):
 
 
 def many_leaves(num_rows, sizes):
-    rng = np.random.default_rng(0)
+    rng, dtypes = np.random.default_rng(0), ("float32", "float16")
     return {
-        f"{i}": rng.normal(size=(num_rows, 3, size)).astype(dtype)
-        for i, (size, dtype) in enumerate(
-            zip(sizes, itertools.cycle(("float32", "float16")), strict=False)
-        )
+        f"{i}": rng.normal(size=(num_rows, 3, size)).astype(dtypes[i % 2])
+        for i, size in enumerate(sizes)
     }
 
 
+CLIPPING = estimators.Clipping(2.0)
+ADAPTIVE = estimators.AdaptiveThreshold(CLIPPING, lower=1e-3, upper=1e3)
+EACH = [CLIPPING, estimators.Truncation(0.5), estimators.MedianOfMeans(CLIPPING, 3)]
+EACH += [estimators.Scaled(CLIPPING, 2.0).measured, ADAPTIVE.counting]
+
+
 @pytest.mark.quick(1)
-@pytest.mark.parametrize(
-    "estimator",
-    [
-        estimators.Clipping(2.0),
-        estimators.Truncation(0.5),
-        estimators.MedianOfMeans(estimators.Clipping(2.0), 3),
-        estimators.Scaled(estimators.Clipping(2.0), 2.0).measured,
-        estimators.AdaptiveThreshold(
-            estimators.Clipping(2.0), lower=1e-3, upper=1e3
-        ).counting,
-    ],
-    ids=lambda x: type(x).__name__,
-)
+@pytest.mark.parametrize("estimator", EACH, ids=lambda x: type(x).__name__)
 def test_many_leaves_of_one_shape_are_summed_as_one(estimator):
     samples = many_leaves(300, [2] * 150)
     samples["0"][0] = np.nan

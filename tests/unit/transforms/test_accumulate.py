@@ -13,7 +13,7 @@ import dpjax
 from dpjax import estimators
 from dpjax.gradients import streamed_grad
 from dpjax.mechanisms import BandedToeplitz
-from dpjax.transforms import accumulate, privatize
+from dpjax.transforms import accumulate, privatize, scale_by_dp_adam
 from dpjax.transforms._chain import PieceSum
 
 N, K, WIDTH = 24, 4, 3
@@ -26,15 +26,12 @@ CLIPPING = estimators.Clipping(1.0)
 ADAPTIVE = estimators.AdaptiveThreshold(
     estimators.Grouped(CLIPPING, ("w", "b")), lower=1e-3, upper=1e3, learning_rate=2.0
 )
+ADAM = scale_by_dp_adam(), optax.scale(-0.1)
 # An estimator, the options of privatize, and what follows.
 OPTIMIZERS = {
     "adaptive": (ADAPTIVE, {}, (optax.sgd(0.1, momentum=0.9),)),
     "correlated": (CLIPPING, {"noise": BandedToeplitz(4, (1.0, 0.5))}, ()),
-    "noise is known": (
-        estimators.Winsorization(0.5),
-        {},
-        (dpjax.transforms.scale_by_dp_adam(), optax.scale(-0.1)),
-    ),
+    "noise is known": (estimators.Winsorization(0.5), {}, ADAM),
 }
 
 
