@@ -13,7 +13,13 @@ import pytest
 from hypothesis import strategies as st
 
 import dpjax
-from dpjax import _rounding
+from dpjax._rounding import (
+    as_decimal,
+    difference_down,
+    rounded_down,
+    rounded_up,
+    sum_up,
+)
 
 
 @hypothesis.settings(max_examples=500, deadline=None, database=None)
@@ -22,10 +28,9 @@ from dpjax import _rounding
     digits=st.integers(1, 17),
 )
 def test_on_its_side_and_next_to_the_value(value, digits):
-    up = _rounding.rounded_up(value, digits)
-    down = _rounding.rounded_down(value, digits)
+    up, down = rounded_up(value, digits), rounded_down(value, digits)
     assert float(down) <= value <= float(up)
-    exact = _rounding.as_decimal(value)
+    exact = as_decimal(value)
     low, high = Decimal(down), Decimal(up)
     assert low <= exact <= high
     for text in (low, high):
@@ -53,12 +58,12 @@ def test_on_its_side_and_next_to_the_value(value, digits):
         (0.0, 3, "0", "0"),
         (math.inf, 3, "inf", "inf"),
         (np.float64(2.5), 1, "2", "3"),
-        (1 - _rounding.as_decimal(1 - 1e-6), 1, "1e-06", "1e-06"),
+        (1 - as_decimal(1 - 1e-6), 1, "1e-06", "1e-06"),
     ],
 )
 def test_text(value, digits, down, up):
-    assert _rounding.rounded_down(value, digits) == down
-    assert _rounding.rounded_up(value, digits) == up
+    assert rounded_down(value, digits) == down
+    assert rounded_up(value, digits) == up
 
 
 @hypothesis.settings(max_examples=500, deadline=None, database=None)
@@ -67,13 +72,13 @@ def test_text(value, digits, down, up):
 )
 def test_sums_are_on_their_side(total, share, other):
     part = share * total
-    rest = _rounding.difference_down(total, part)
+    rest = difference_down(total, part)
     assert Fraction(part) + Fraction(rest) <= Fraction(total)
-    assert _rounding.sum_up(part, rest) <= total
+    assert sum_up(part, rest) <= total
     assert total - part - 1e-15 * total <= rest
     exact = Fraction(total) + Fraction(other)
-    assert exact <= Fraction(_rounding.sum_up(total, other))
-    assert _rounding.sum_up(total, other) <= math.nextafter(total + other, math.inf)
+    assert exact <= Fraction(sum_up(total, other))
+    assert sum_up(total, other) <= math.nextafter(total + other, math.inf)
 
 
 def test_no_epsilon_or_delta_is_rounded_to_nearest():

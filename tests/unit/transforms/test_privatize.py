@@ -142,14 +142,14 @@ def test_injected_hyperparameters(is_whole, key):
 def test_dp_sgd_is_the_chain(rate, name):
     grads = jnp.asarray(np.random.default_rng(0).standard_t(2, (10, 4)), jnp.float32)
     mask, results = {"is_padding_example": jnp.arange(10) == 3}, []
-    options = {"noise_multiplier": 0.5, "normalize_by": 12.0, "key": jax.random.key(7)}
-    options["noise"] = name and STRATEGIES[name]
+    options = {"noise_multiplier": 0.5, "noise": name and STRATEGIES[name]}
 
     def chained(*args, **options):
         return optax.chain(privatize(*args, **options), optax.sgd(rate))
 
     for make in (partial(dp_sgd, rate), chained):
-        optimizer = make(TRUNCATION, **options)
+        key = jax.random.key(7)
+        optimizer = make(TRUNCATION, key=key, normalize_by=12.0, **options)
         first, state = optimizer.update(grads, optimizer.init(grads[0]), **mask)
         results.append((first, optimizer.update(grads, state, **mask)[0]))
     jax.tree.map(np.testing.assert_array_equal, *results)
