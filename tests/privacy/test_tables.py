@@ -110,17 +110,6 @@ def test_no_pair_of_lines_changes_another(tmp_path, encoding, end):
         assert records == [("1", "p"), alone[i], ("1", "p"), alone[j]]
 
 
-def test_one_quote_takes_no_other_line(csv_file):
-    lines = [b"x,remark,y", *[b"1,good,2"] * 20_000]
-    lines[19_500] = b'1,screen of 15",2'
-    columns = read_columns(csv_file(b"\n".join(lines)), ["x", "remark"])
-    lines[500] = b'1,"good,2'
-    neighbor = read_columns(csv_file(b"\n".join(lines)), ["x", "remark"])
-    assert (len(columns["x"]), len(neighbor["x"])) == (20_000, 20_000)
-    differ = columns["remark"].cells != neighbor["remark"].cells
-    assert differ.arg_true().to_list() == [499]
-
-
 def test_a_file_of_carriage_returns(csv_file):
     path = csv_file(b'x,y\r1,"a\r2,b\n\r')
     assert column_names(path) == ["x", "y"]

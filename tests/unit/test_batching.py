@@ -25,9 +25,8 @@ from dpjax.batching import (
     WithoutReplacement,
     _fixed_size,
 )
-from dpjax.estimators import Mean, MedianOfMeans, Truncation, Winsorization
+from dpjax.estimators import MedianOfMeans, Truncation, Winsorization
 from dpjax.mechanisms import BandedToeplitz
-from dpjax.solvers import robust_gradient_descent
 from dpjax.transforms import privatize
 
 FALSE_ALARM = 1e-6
@@ -360,17 +359,6 @@ def test_cost_of_sampled_batches():
     for expected in (20.0, 200.0):  # 3 of 12 steps, of 200 records
         sampling = CyclicPoisson(expected, cycle_length=5).sampling(1_000, 12)
         assert sampling == Sampling(3, sampling_prob=expected / 200)
-
-
-def test_solvers_go_through_epochs(key):
-    # Two epochs: every record's own parameter has moved twice.
-    batching = ShuffledEpochs(3)
-    options = {"estimator": Mean(), "learning_rate": 1.0, "num_steps": 8, "key": key}
-    params = robust_gradient_descent(
-        lambda w, i: -w[i], jnp.zeros(12), jnp.arange(12), batching=batching, **options
-    ).params
-    divisor = batching.divisor(12, 8)
-    np.testing.assert_allclose(params * divisor, np.full(12, 2.0), rtol=1e-6)
 
 
 def test_sizes_beyond_the_data_are_refused(key):

@@ -3,7 +3,9 @@
 import itertools
 import math
 import tracemalloc
+from functools import partial
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -228,14 +230,7 @@ def run(constraint, x):
 @each
 def test_jit_vmap_trees_and_platforms(name):
     constraint, x = SETS[name], points(4)
-
-    def check(results, expected):
-        jax.tree.map(
-            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
-            results,
-            expected,
-        )
-
+    check = partial(chex.assert_trees_all_close, rtol=1e-5, atol=1e-6)
     singles = [run(constraint, row) for row in x]
     check(jax.jit(run)(constraint, x[0]), singles[0])
     stacked = jax.tree.map(lambda a: np.stack([a] * 4), constraint)

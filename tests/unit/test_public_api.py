@@ -9,15 +9,8 @@ import dpjax
 import dpjax.sklearn
 
 # By name, as in the snapshot: dpjax, and its packages; sklearn is not imported by it.
-PACKAGES = sorted(
-    [dpjax, dpjax.sklearn]
-    + [
-        package
-        for package in (getattr(dpjax, name) for name in dpjax.__all__)
-        if inspect.ismodule(package)
-    ],
-    key=lambda package: package.__name__,
-)
+LAYERS = filter(inspect.ismodule, (getattr(dpjax, name) for name in dpjax.__all__))
+PACKAGES = sorted([dpjax, dpjax.sklearn, *LAYERS], key=lambda x: x.__name__)
 
 SNAPSHOT = Path(__file__).parent / "signatures.txt"
 

@@ -7,6 +7,7 @@ bad beside another argument alone is tested next to the code that it belongs to.
 import inspect
 import itertools
 import math
+from functools import partial
 from unittest import mock
 
 import dp_accounting
@@ -157,7 +158,8 @@ TWEEDIE = {"power": 1.5, "min_mean": 0.1, "max_mean": 5.0, "max_target": 20.0}
 MOMENT = {"moment_bound": 1.0, "num_samples": 100, "num_coordinates": 3} | BUDGET
 DISCRETE = {"sensitivity": 3.0, "num_coordinates": 2, "delta": 1e-5}
 POLYTOPE = constraints.Polytope(np.eye(3))
-RELEASE = {"release": mechanisms.laplace, "data": X, "neighbor": X + 1, "key": KEY}
+LAPLACE = {"release": partial(mechanisms.laplace, scale=1.0), "key": KEY}
+RELEASE = LAPLACE | {"data": X, "neighbor": X + 1}
 
 # What is called, with valid arguments.
 CALLS = [
@@ -319,6 +321,10 @@ WRONG = [
         "delta",
         [0.0],
     ),
+    ("epsilon_lower_bound", "release", [lambda key, x: ()]),
+    ("epsilon_lower_bound", "statistic", [lambda x: (x, x)]),
+    ("epsilon_lower_bound one_run", "neighbor", [jnp.int32(0)]),
+    ("one_run", "neighbor", [X]),
     ("discrete_gaussian", "stddev", [0, 2.5, True, 2**26 + 1]),
     ("Numeric Normal LogNormal", "scale", [0.0]),
     ("Sample", "sample_size", [10]),
@@ -372,7 +378,7 @@ WRONG = [
     ("dp_gradient_descent dp_mean dp_frank_wolfe", "estimator", [estimators.Mean()]),
     ("ThresholdEstimator.for_moment dp_l1_regression", "moment_order", [2.1]),
     ("dp_localized_sco dp_one_pass_sco", "moment_order", [1.9, INF]),
-    ("dp_frank_wolfe", "constraint", [constraints.Box(-1.0, 1.0)]),
+    ("frank_wolfe dp_frank_wolfe", "constraint", [BOX]),
     (
         "dp_frank_wolfe dp_lasso dp_iterative_hard_thresholding "
         "dp_sparse_linear_regression",

@@ -9,15 +9,6 @@ import pytest
 
 from dpjax.solvers import dp_center_and_scale
 from dpjax.solvers.statistics import _scales
-from dpjax.solvers.statistics._scales import (
-    _SHARES,
-    Noise,
-    Standard,
-    least_seen,
-    release_scales,
-    released,
-    scales_share,
-)
 
 
 class Releases:
@@ -46,7 +37,7 @@ class Releases:
         for table, counted in zip(tables, weights, strict=True):
             self.made = []
             key = jax.random.key(seed)
-            release_scales(key, table, noise=noise, weights=counted)
+            _scales.release_scales(key, table, noise=noise, weights=counted)
             both.append(self.made)
             self.told = both[0]
         assert len(both[0]) == len(both[1])
@@ -78,11 +69,11 @@ def test_a_record_moves_releases_by_their_sensitivity(releases, num_columns, wei
     table, rows = neighbors(num_columns)
     ones = np.ones(len(table) + 1)
     weights = (None, None) if weight is None else (ones, np.append(weight, ones[1:]))
-    shares = _SHARES[1:] if num_columns == 1 else _SHARES
+    shares = _scales._SHARES[1:] if num_columns == 1 else _scales._SHARES
     largest = np.zeros(len(shares))
     for row, other in itertools.permutations(rows, 2):
         tables = np.vstack([row, table]), np.vstack([other, table])
-        both = releases.of_both(tables, weights, noise=Noise(3.0))
+        both = releases.of_both(tables, weights, noise=_scales.Noise(3.0))
         assert len(both[0]) == len(shares)
         for place, (share, first, second) in enumerate(zip(shares, *both, strict=True)):
             (one, scale, _), (two, _, _) = first, second
@@ -102,7 +93,7 @@ def test_neighbours_are_told_apart_by_no_more_than_the_price(releases):
     ratios = np.zeros(150)
     for i in range(len(ratios)):
         tables.reverse()
-        both = releases.of_both(tables, noise=Noise(1.0), seed=i)
+        both = releases.of_both(tables, noise=_scales.Noise(1.0), seed=i)
         for (own, scale, noisy), (other, _, _) in zip(*both, strict=True):
             squares = (noisy - other) ** 2 - (noisy - own) ** 2
             ratios[i] += np.sum(squares) / (2 * scale**2)
@@ -149,7 +140,9 @@ def test_centers_and_scales_suit_raw_units():
         ],
         axis=1,
     )
-    standard = release_scales(jax.random.key(0), columns, noise=Noise(10.0))
+    standard = _scales.release_scales(
+        jax.random.key(0), columns, noise=_scales.Noise(10.0)
+    )
     rows = np.abs(standard.of(columns))
     assert np.isfinite(rows).all()
     spread = np.quantile(rows, 0.995, axis=0)
@@ -165,7 +158,9 @@ def test_a_mean_that_is_large_beside_the_spread_hides_no_scale():
     spread = np.random.default_rng(0).normal(size=(20_000, 1))
     for mean, multiplier in ((10.0, 10.0), (-1e4, 10.0), (1e5, 1.0)):
         for key in jax.random.split(jax.random.key(0), 3):
-            standard = release_scales(key, mean + spread, noise=Noise(multiplier))
+            standard = _scales.release_scales(
+                key, mean + spread, noise=_scales.Noise(multiplier)
+            )
             assert abs(standard.centers[0] - mean) < 3
             assert 0.5 < standard.scales[0] < 8
 
@@ -174,41 +169,40 @@ def test_noise_alone_moves_no_scale_far_out():
     # A bin that stands out by chance, once in a thousand fits, may make a scale of 1e9.
     columns = np.random.default_rng(1).normal(45, 15, (3_000, 1))
     for seed in range(100, 200):
-        standard = release_scales(jax.random.key(seed), columns, noise=Noise(20.0))
+        standard = _scales.release_scales(
+            jax.random.key(seed), columns, noise=_scales.Noise(20.0)
+        )
         assert 10 < standard.scales[0] < 200
 
 
 def test_a_size_shows_where_enough_records_have_it():
-    noise, num_samples = Noise(2.0), 20_000
-    least, seen = least_seen(3, noise), []
+    noise, num_samples = _scales.Noise(2.0), 20_000
+    least, seen = _scales.least_seen(3, noise), []
     for seed in range(20):
         columns = np.zeros((num_samples, 3))
         columns[: int(1.5 * least), 0], columns[: int(least / 4), 1] = 5.0, 5.0
-        standard = release_scales(jax.random.key(seed), columns, noise=noise)
+        standard = _scales.release_scales(jax.random.key(seed), columns, noise=noise)
         seen.append(standard.is_known)
     assert np.sum(seen, axis=0).tolist() == [20, 0, 0]
 
 
 def test_the_share_of_scales_is_public_and_none_where_none_would_show():
-    assert scales_share(100, 50, 3.0, least=0.05) == 0.0
-    assert scales_share(10**6, 5, 3.0, least=0.05) == 0.05
-    assert 0.05 < scales_share(3_000, 50, 3.0, least=0.05) <= 0.35
+    assert _scales.scales_share(100, 50, 3.0, least=0.05) == 0.0
+    assert _scales.scales_share(10**6, 5, 3.0, least=0.05) == 0.05
+    assert 0.05 < _scales.scales_share(3_000, 50, 3.0, least=0.05) <= 0.35
 
 
 def test_held_cells_are_finite():
-    standard = Standard.of_ranges(np.array([0.0]), np.array([10.0]))
+    standard = _scales.Standard.of_ranges(np.array([0.0]), np.array([10.0]))
     cells = np.array([[np.nan], [np.inf], [-np.inf], [3.0]])
     np.testing.assert_array_equal(standard.clipped(cells)[:, 0], [5.0, 10.0, 0.0, 3.0])
 
 
-def test_counts_are_held_to_what_float32_counts():
+def test_noise_is_added_to_what_float32_counts_with_the_stddev_that_is_asked():
     # One record more moved the float of the next even number by two.
     counts = np.array([2.0**24, 2.0**24 + 1, 2.0**24 + 2])
-    assert np.ptp(released(jax.random.key(0), counts, 1e-9)) == 0
-
-
-def test_noise_has_the_stddev_that_is_asked():
-    noisy = released(jax.random.key(0), np.zeros(4_000), 6.0)
+    assert np.ptp(_scales.released(jax.random.key(0), counts, 1e-9)) == 0
+    noisy = _scales.released(jax.random.key(0), np.zeros(4_000), 6.0)
     np.testing.assert_allclose(noisy.std(), 6.0, rtol=0.05)
 
 
@@ -218,9 +212,9 @@ def test_the_public_function_is_the_release_of_the_estimators():
     key = jax.random.key(0)
     solution = dp_center_and_scale(columns, key=key, epsilon=2.0, delta=1e-6)
     stats = solution.stats
-    noise = Noise(stats["noise_multiplier"])
-    standard = release_scales(jax.random.clone(key), columns, noise=noise)
+    noise = _scales.Noise(stats["noise_multiplier"])
+    standard = _scales.release_scales(jax.random.clone(key), columns, noise=noise)
     np.testing.assert_array_equal(solution.params, standard[:2])
     np.testing.assert_array_equal(stats["is_known"], standard.is_known)
-    assert stats["least_seen"] == least_seen(3, noise)
+    assert stats["least_seen"] == _scales.least_seen(3, noise)
     assert (solution.privacy.epsilon, solution.privacy.delta) == (2.0, 1e-6)

@@ -183,12 +183,8 @@ def direction(angle, length=1.0):
 
 def random_attack(rng):
     curvature, middle = 10.0 ** rng.uniform(-1.3, 1.3), rng.normal()
-    loss = [
-        logistic(),
-        smoothed_hinge(curvature),
-        huber(curvature, middle),
-        saturating(curvature, middle),
-    ][rng.integers(4)]
+    kinds = logistic(), smoothed_hinge(curvature), huber(curvature, middle)
+    loss = [*kinds, saturating(curvature, middle)][rng.integers(4)]
     first = rng.uniform(0, 2 * math.pi)
     second = [
         direction(first + math.pi),

@@ -290,10 +290,7 @@ def means_near_one():
     def measure(num):
         options = {"normalize_by": 2.0**24, "relation": ADD_OR_REMOVE_ONE}
         transform = transforms.privatize(
-            Clipping(1.0),
-            noise_multiplier=multiplier,
-            key=jax.random.key(0),
-            **options,
+            Clipping(1.0), noise_multiplier=multiplier, key=jax.random.key(0), **options
         )
         is_padding_example = jnp.arange(ones.size) >= num
         state = transform.init(None)

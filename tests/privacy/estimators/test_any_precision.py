@@ -4,22 +4,15 @@ Trees of mixed types, as arrays or factored; records of any norm from 1e-300 to 
 divisors and limits at hand or traced; one device or eight.
 """
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from dpjax import ADD_OR_REMOVE_ONE, robust_grad
-from dpjax.estimators import (
-    AdaptiveThreshold,
-    Clipping,
-    Grouped,
-    Normalization,
-    Scaled,
-    SmoothedClipping,
-    Winsorization,
-)
+from dpjax import ADD_OR_REMOVE_ONE, estimators, robust_grad
 from dpjax.gradients import per_sample_grad
 from tests import registry
 
@@ -66,20 +59,21 @@ def term(kind, param, mode, x, y, tokens):
     return x[0, 0] * param
 
 
-def estimators(params, size):
+def bounded(params, size):
     """Every estimator with a finite sensitivity, and variants of those of norms."""
-    clipping = Clipping(size)
+    clipping, normalization = estimators.Clipping(size), estimators.Normalization(size)
+    by_leaf = partial(estimators.Grouped, groups=(*params,))
+    adaptive = partial(estimators.AdaptiveThreshold, lower=1e-12, upper=1e30)
+    ratios, scales = estimators.Winsorization(size), dict.fromkeys(params, 1e3)
     return {
         **registry.bounded_estimators(size),
-        "by leaf": Grouped(clipping, (*params,)),
-        "by leaf, smoothed": Grouped(SmoothedClipping(size), (*params,)),
-        "by leaf, normalized": Grouped(Normalization(size), (*params,)),
-        "counting": AdaptiveThreshold(clipping, 1e-12, 1e30).counting,
-        "counting by leaf": AdaptiveThreshold(
-            Grouped(Normalization(size), (*params,)), 1e-12, 1e30
-        ).counting,
-        "scaled": Scaled(Winsorization(size), 0.3).measured,
-        "scaled clipping": Scaled(clipping, dict.fromkeys(params, 1e3)).measured,
+        "by leaf": by_leaf(clipping),
+        "by leaf, smoothed": by_leaf(estimators.SmoothedClipping(size)),
+        "by leaf, normalized": by_leaf(normalization),
+        "counting": adaptive(clipping).counting,
+        "counting by leaf": adaptive(by_leaf(normalization)).counting,
+        "scaled": estimators.Scaled(ratios, 0.3).measured,
+        "scaled clipping": estimators.Scaled(clipping, scales).measured,
     }
 
 
@@ -111,7 +105,7 @@ class Program:
             for name, kind in self.kinds.items()
         }
         self.size = rng.choice([1.0, 1.0, 0.3, 1e-12, 1e-3, 1e8, 1e25])
-        choices = estimators(self.params, float(self.size))
+        choices = bounded(self.params, float(self.size))
         self.name = [*choices][seed % len(choices)]  # all of them, in turn
         self.estimator = choices[self.name]
         self.num_rows = int(rng.choice([8, 24, 264, 4_608, 9_008]))

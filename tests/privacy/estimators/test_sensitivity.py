@@ -18,18 +18,16 @@ from dpjax.estimators import (
     Winsorization,
 )
 from dpjax.gradients import robust_grad
+from dpjax.transforms import accumulate, privatize
 from tests import registry
 
 RELATIONS = [REPLACE_ONE, ADD_OR_REMOVE_ONE]
 # Thresholds on both sides of powers of two: the rounding of a mean depends on where in
 # its binade the limit lies.
 THRESHOLDS = [0.7, 1.0, 1.1, 1.2, 3.0]
-ROBUST = [
-    registry.ESTIMATORS[name](size)
-    for name, size in zip(
-        registry.bounded_estimators(1.0), itertools.cycle(THRESHOLDS), strict=False
-    )
-]
+NAMES = registry.bounded_estimators(1.0)
+SIZED = zip(NAMES, itertools.cycle(THRESHOLDS), strict=False)
+ROBUST = [registry.ESTIMATORS[name](size) for name, size in SIZED]
 
 
 def name_of(estimator):
@@ -298,3 +296,23 @@ def test_a_traced_divisor_of_few_rows_is_covered():
         assert np.sqrt((gap**2).sum()) <= stated.l2
         # The divisor that is taken instead is the least that would not be refused.
         np.testing.assert_allclose(first, mean(samples, num_rows / 1.125), rtol=1e-3)
+
+
+@pytest.mark.parametrize("relation", RELATIONS)
+def test_a_record_moves_a_sum_of_pieces_by_the_sensitivity_at_most(relation):
+    n, num_pieces, estimator, means = 4096, 64, Winsorization(1.0), []
+    for value in (1e6, -1e6 if relation is REPLACE_ONE else 0.0):
+        rows = np.where(np.arange(n) % 3 == 0, 0.7, -0.4)[:, None] * np.ones((1, 5))
+        rows[n // 2] = value
+        private = privatize(
+            estimator, noise_multiplier=0.0, normalize_by=n, key=jax.random.key(1)
+        )
+        optimizer = accumulate(private, num_pieces=num_pieces)
+        update, state = jax.jit(optimizer.update), optimizer.init(jnp.zeros(5))
+        for piece in np.split(np.float32(rows), num_pieces):
+            mean, state = update(piece, state)
+        means.append(np.float64(mean))
+    moved = np.abs(means[0] - means[1]).max()
+    slack = 2**-20 + 9 * n * (num_pieces * 2**-24) ** 2  # by which noise is larger
+    bound = estimator.sensitivity(n, 5, relation).linf * (1 + slack)
+    assert 0.99 * bound < moved <= bound

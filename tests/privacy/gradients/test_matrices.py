@@ -16,13 +16,8 @@ from dpjax.estimators import (
     SmoothedClipping,
     TrimmedMean,
 )
-from dpjax.gradients import by_user, robust_grad
+from dpjax.gradients import _products, by_user, robust_grad
 from dpjax.gradients._factored import FactoredSamples
-from dpjax.gradients._products import (
-    MatrixProducts,
-    balanced,
-    squared_norm_of_matrices,
-)
 from dpjax.solvers import dp_gradient_descent
 
 NORM_ERROR, LONGEST = 2.0**-13, 2.0**63  # of a norm; in units, what counts as zero
@@ -52,7 +47,9 @@ FAMILIES = {
 
 @jax.jit
 def clipped(limit, left, right):
-    sample = FactoredSamples(MatrixProducts(left[None], right[None], lambda x: x))
+    sample = FactoredSamples(
+        _products.MatrixProducts(left[None], right[None], lambda x: x)
+    )
     row = jax.tree.map(lambda x: x[0], sample.finite())
     return Clipping(limit).bound_fn()(row)[0].leaves.numbers
 
@@ -91,8 +88,8 @@ def test_what_rounding_may_hide_is_little_where_positions_do_not_cancel():
         left = rng.standard_normal((groups, num_positions, p))
         right = rng.standard_normal((groups, num_positions, q))
         exact = np.linalg.norm(np.einsum("gtp,gtq->gpq", left, right))
-        pair = balanced(jnp.float32(left), jnp.float32(right))
-        squared_norm = jax.jit(squared_norm_of_matrices)
+        pair = _products.balanced(jnp.float32(left), jnp.float32(right))
+        squared_norm = jax.jit(_products.squared_norm_of_matrices)
         for unit in (1e-12, 1.0, 1e9):
             squared = squared_norm(*pair, jnp.float32(1 / unit))
             norm = float(squared) ** 0.5 * np.float32(unit)
@@ -103,7 +100,7 @@ def test_the_norm_of_positions_that_cancel_is_not_too_small():
     """Without the slack for rounding, Gram matrices find zero for some of these."""
     rng, length = np.random.default_rng(0), 1024
     signs = np.where(np.arange(length) % 2, -1.0, 1.0)[:, None]
-    norm = jax.jit(squared_norm_of_matrices)
+    norm = jax.jit(_products.squared_norm_of_matrices)
     for _ in range(20):
         left = (signs * (1 + 1e-6 * rng.standard_normal((length, 3)))).astype("f4")
         right = (1 + 1e-6 * rng.standard_normal((length, 2))).astype("f4")
@@ -118,7 +115,7 @@ def test_the_norm_of_positions_that_cancel_is_not_too_small():
 def test_products_of_rows_are_added_one_by_one_on_cpu():
     """One sum over rows and positions would round by what cancels in a row."""
     left = jnp.ones((64, 1, 8, 40))
-    leaf = MatrixProducts(left, left, lambda x: x)
+    leaf = _products.MatrixProducts(left, left, lambda x: x)
     text = jax.jit(lambda leaf: leaf.add(leaf.zeros(), None, None)).lower(leaf)
     dots = [x for x in text.compile().as_text().splitlines() if " dot(" in x]
     assert dots
@@ -214,11 +211,8 @@ def test_one_user_moves_the_mean_by_no_more_than_the_sensitivity():
 
 def test_users_are_drawn_and_the_guarantee_says_so(key):
     data, ids = (jnp.ones((60, 2)), jnp.ones(60)), jnp.arange(60) % 20
-    solution = dp_gradient_descent(
-        losses.squared,
-        jnp.zeros(2),
-        by_user(data, ids, num_users=20, records_per_user=3),
-        **{"key": key, "epsilon": 2.0, "delta": 1e-5, "estimator": Clipping(1.0)},
-        **{"learning_rate": 0.1, "num_steps": 4, "batching": Poisson(5.0)},
-    )
+    users = by_user(data, ids, num_users=20, records_per_user=3)
+    options = {"key": key, "epsilon": 2.0, "delta": 1e-5, "estimator": Clipping(1.0)}
+    options |= {"learning_rate": 0.1, "num_steps": 4, "batching": Poisson(5.0)}
+    solution = dp_gradient_descent(losses.squared, jnp.zeros(2), users, **options)
     assert str(solution.privacy).startswith("Replacing any one of the 20 users changes")

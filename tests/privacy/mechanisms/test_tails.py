@@ -142,7 +142,6 @@ def with_bits(monkeypatch):
     return patch
 
 
-@pytest.mark.quick(2)
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
 @pytest.mark.parametrize("name", LAWS)
 def test_every_quantile_has_the_mass_beyond_it(name, dtype, key, with_bits):

@@ -27,16 +27,9 @@ KINDS = {
 
 def scored(kind, scores, targets, beside, *, multiplier=1.0, key=0):
     loss, scale, _ = KINDS[kind]
-    return private_scores(
-        scores,
-        np.asarray(targets, float),
-        beside=beside,
-        loss=loss,
-        loss_name=kind,
-        scale=scale,
-        key=jax.random.key(key),
-        noise_multiplier=multiplier,
-    )
+    options = {"beside": beside, "loss": loss, "loss_name": kind, "scale": scale}
+    options |= {"key": jax.random.key(key), "noise_multiplier": multiplier}
+    return private_scores(scores, np.asarray(targets, float), **options)
 
 
 @pytest.fixture

@@ -94,6 +94,19 @@ class Replay:
         cost = math.fsum(one.cost(other) for one, other in pairs) + _correlated(pairs)
         assert price is None or cost <= price * SLACK, f"it moves {cost} of {price}"
 
+    def compare(self, run: Callable, data: Any, others: Any, price: Any = None) -> Any:
+        """Returns what a run on the data shows, and replays it on the others.
+
+        Releases may move by the price, or by what the run's guarantee is charged.
+        """
+        solutions: list = []
+        shown = self.record(lambda: solutions.append(run(data)) or solutions[0])
+        if price is None and solutions:
+            price = charged(solutions[0].privacy)
+        for other in others:
+            self.replay(partial(run, other), shown, price)
+        return shown
+
     def _shown(self, run: Callable[[], Any]) -> Any:
         self.made = []
         with warnings.catch_warnings(record=True) as caught:

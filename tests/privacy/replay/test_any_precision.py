@@ -1,7 +1,5 @@
 """Solvers and transforms of any precision, with x64: what they show, move and claim."""
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -85,10 +83,9 @@ def test_transforms_in_any_precision(hooks, name, dtype):
             _, state = update(jax.tree.map(jnp.zeros_like, updates), state, params)
         return update(updates, state, params)[0]
 
-    shown = hooks.record(partial(run, data))
+    others = [test_solvers.neighbour(data, *first) for first in NEIGHBOURS.values()]
+    shown = hooks.compare(run, data, others, 2.0)  # of the noise multiplier 0.5
     assert shown[0][0] != "raised", shown
     assert hooks.recorded
-    for first in NEIGHBOURS.values():  # each has the noise multiplier 0.5
-        hooks.replay(partial(run, test_solvers.neighbour(data, *first)), shown, 2.0)
     for x in jax.tree.leaves(run(data)):
         assert np.isfinite(np.asarray(x, np.float64)).all()

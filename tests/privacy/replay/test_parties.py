@@ -18,6 +18,7 @@ from tests.privacy.replay import _replay
 from tests.privacy.replay.test_solvers import CLIPPING, NEIGHBOURS, D, neighbour, table
 
 SIZES = (5, 1, 14)  # of the parties' tables
+BUDGET = {"epsilon": 1.0, "delta": 1e-5}
 
 
 class Released(parties.SecureSum):
@@ -38,22 +39,17 @@ def descent(secure_sum, data, **options):
     def tick(step, params):
         ticks.append(_replay.seen((step, params)))
 
-    settings = {"estimator": CLIPPING, "learning_rate": 0.1} | options
+    settings = {"estimator": CLIPPING, "learning_rate": 0.1, "num_steps": 3} | options
+    settings |= {"execution": solvers.Execution(callback=tick), **BUDGET}
     solution = solvers.dp_multiparty_gradient_descent(
-        *(losses.squared, jnp.zeros(D), data),
-        secure_sum=secure_sum,
-        epsilon=1.0,
-        delta=1e-5,
-        num_steps=3,
-        execution=solvers.Execution(callback=tick),
-        **settings,
+        losses.squared, jnp.zeros(D), data, secure_sum=secure_sum, **settings
     )
     return solution, ticks, secure_sum.live
 
 
 def objective(secure_sum, data, **options):
     return solvers.dp_multiparty_objective_perturbation(
-        *data, secure_sum=secure_sum, epsilon=1.0, delta=1e-5, **options
+        *data, secure_sum=secure_sum, **BUDGET, **options
     )
 
 

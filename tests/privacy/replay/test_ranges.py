@@ -1,7 +1,5 @@
 """Every loss x every solver that takes it, on targets beyond the loss's range."""
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -73,17 +71,14 @@ CASES = [(name, solver) for solver in SOLVERS for name in SOLVERS[solver][-1]]
 @pytest.mark.parametrize(("name", "solver"), CASES)
 def test_what_a_record_moves_is_charged(hooks, name, solver):
     loss, (solve, num_samples, _) = KNOWN[name], SOLVERS[solver]
-    guarantees = []
+    solutions = []
 
     def run(first):
         data = odd_table(num_samples, first)
-        solution = solve(loss, data, jax.random.key(7))
-        guarantees.append(solution.privacy)
-        return solution
+        solutions.append(solve(loss, data, jax.random.key(7)))
+        return solutions[-1]
 
-    shown = hooks.record(partial(run, (0.5, -1e6)))
-    assert shown[0][0] == "Solution"
-    price = _replay.charged(guarantees[0])
-    assert price is not None
-    for first in ((-0.5, 1e6), (np.nan, -1.0), (0.5, np.nan), (1e308, -np.inf)):
-        hooks.replay(partial(run, first), shown, price)
+    others = (-0.5, 1e6), (np.nan, -1.0), (0.5, np.nan), (1e308, -np.inf)
+    (kind, *_), _ = hooks.compare(run, (0.5, -1e6), others)
+    assert kind == "Solution"
+    assert _replay.charged(solutions[0].privacy) is not None

@@ -95,14 +95,12 @@ def refuse_interference(hooks, make, num_samples, weighted=False, container="arr
         exposure = weights if getattr(model, "max_exposure", None) else None
         return shown_by(make(), rows, held, weights if weighted else None, exposure)
 
-    shown = hooks.record(partial(run, None))
-    assert shown[0][0] != "raised", shown
     delta = model.delta or num_samples**-1.1
     if is_classifier(model) and model.classes is None:
         delta *= 0.8  # the rest is for a label of one record
     multiplier = noise_multiplier(model.epsilon, delta, Sampling(num_steps=1))
-    for first in neighbours.values():
-        hooks.replay(partial(run, first), shown, 0.5 / multiplier**2)
+    shown = hooks.compare(run, None, neighbours.values(), 0.5 / multiplier**2)
+    assert shown[0][0] != "raised", shown
 
 
 def options_of(kind):

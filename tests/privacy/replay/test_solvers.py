@@ -74,16 +74,11 @@ CLIPPING = estimators.Clipping(1.0)
 def descent(estimator=CLIPPING, **options):
     def release(data, key, i):
         TICKS.clear()
+        given = {"epsilon": 1.0 + i, "delta": 1e-5, "learning_rate": 0.1, "key": key}
+        given |= {"execution": solvers.Execution(callback=tick), "num_steps": 4}
+        problem = losses.squared, jnp.zeros(D), data
         solution = solvers.dp_gradient_descent(
-            *(losses.squared, jnp.zeros(D), data),
-            key=key,
-            epsilon=1.0 + i,
-            delta=1e-5,
-            estimator=estimator,
-            learning_rate=0.1,
-            num_steps=4,
-            execution=solvers.Execution(callback=tick),
-            **options,
+            *problem, estimator=estimator, **given, **options
         )
         jax.effects_barrier()
         solution.stats["ticks"] = list(TICKS)
@@ -107,14 +102,8 @@ def training(**options):
 
     @cache  # the run of all tables of a size, whose step is compiled once
     def run_of(num_samples, epsilon):
-        return solvers.PrivateTraining(
-            losses.squared,
-            num_samples=num_samples,
-            epsilon=epsilon,
-            delta=1e-5,
-            num_steps=4,
-            **options,
-        )
+        given = {"num_samples": num_samples, "epsilon": epsilon, "delta": 1e-5}
+        return solvers.PrivateTraining(losses.squared, num_steps=4, **given, **options)
 
     def release(data, key, i):
         run = run_of(len(data[1]), 1.0 + i)
@@ -226,18 +215,9 @@ CASES = PRIVATE | OPTIONS
 
 def refuse_interference(hooks, release, num_samples, neighbours=NEIGHBOURS, most=None):
     data, key = table(num_samples), jax.random.key(7)
-    guarantees = []
-
-    def run(data):
-        solution = release(data, jax.random.clone(key), 0)
-        guarantees.append(solution.privacy)
-        return solution
-
-    shown = hooks.record(partial(run, data))
-    price = _replay.charged(guarantees[0]) if guarantees else None
-    for first in neighbours.values():
-        hooks.replay(partial(run, neighbour(data, *first)), shown, most or price)
-    return shown
+    others = [neighbour(data, *first) for first in neighbours.values()]
+    run = lambda data: release(data, jax.random.clone(key), 0)  # noqa: E731
+    return hooks.compare(run, data, others, most)
 
 
 @pytest.mark.parametrize("name", sorted({*registry.MECHANISMS} - {"discrete_gaussian"}))

@@ -27,8 +27,8 @@ from dpjax.accounting._selection import selection_event
 BLANKED = NeighboringRelation.REPLACE_SPECIAL
 CHOICES = selection_event(0.1, num_selections=3)
 FLIPS = selection_event(0.1, num_selections=3, mechanism="permute_and_flip")
-POISSON = gaussian_event(1.5, Sampling(num_steps=20, sampling_prob=0.05))
-FIXED = gaussian_event(1.5, Sampling(num_steps=20, num_samples=1000, batch_size=50))
+RUNS = Sampling(20, sampling_prob=0.05), Sampling(20, num_samples=1000, batch_size=50)
+POISSON, FIXED = (gaussian_event(1.5, run) for run in RUNS)
 BINS = gaussian_event(1.5, Sampling(num_steps=20, num_bins=10))
 LAPLACE, DISCRETE = dpa.LaplaceDpEvent(4.0), DiscreteLaplaceDpEvent(0.125, 2)
 GAUSSIAN = dpa.GaussianDpEvent(8.0)
@@ -59,11 +59,7 @@ def test_each_event_costs_what_another_accountant_says():
     assert cost(GAUSSIAN) == pytest.approx(
         gaussian_epsilon(8.0, 1e-5, sensitivity=1.0), rel=1e-8
     )
-    runs = [
-        Sampling(num_steps=20, sampling_prob=0.05),
-        Sampling(num_steps=20, num_samples=1000, batch_size=50),
-    ]
-    for event, run in zip((POISSON, FIXED), runs, strict=True):
+    for event, run in zip((POISSON, FIXED), RUNS, strict=True):
         stated = noise_multiplier_to_epsilon(1.5, 1e-5, run)
         assert cost(event) == pytest.approx(stated, rel=0.01)
     for event in (LAPLACE, DISCRETE):

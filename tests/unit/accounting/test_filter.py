@@ -162,18 +162,14 @@ def hockey_stick(table, choose, depth, law=(1.0, 1.0), loss=0.0):
             epsilon, delta = epsilon * table.epsilon, delta * table.delta
             release = guarantee(epsilon, delta)
             if epsilon > 0 and (following := after(table, release)) is not None:
-                table = following
-                return sum(
-                    hockey_stick(
-                        table,
-                        choose,
-                        depth - 1,
-                        (law[0] * p, law[1] * q),
-                        loss + (math.log(p / q) if min(p, q) > 0 else 0.0),
-                    )
-                    for p, q in laws(epsilon, delta)
-                    if max(law[0] * p, law[1] * q) > 0
-                )
+                total = 0.0
+                for p, q in laws(epsilon, delta):
+                    both = law[0] * p, law[1] * q
+                    if max(both) > 0:
+                        more = math.log(p / q) if min(p, q) > 0 else 0.0
+                        rest = choose, depth - 1, both, loss + more
+                        total += hockey_stick(following, *rest)
+                return total
     return max(0.0, law[0] - math.exp(table.epsilon) * law[1])
 
 

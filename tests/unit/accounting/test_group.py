@@ -105,12 +105,9 @@ def bounds(shift, prob, size, relation):
 def divergences(density, other, cell):
     """The same of two densities, whose integrals are sums over cells."""
     pairs = (density, other), (other, density)
-    return np.array(
-        [
-            [np.maximum(p - math.exp(e) * q, 0.0).sum() * cell for e in EPSILONS]
-            for p, q in pairs
-        ]
-    )
+    growth = np.exp(EPSILONS)
+    sums = [[np.maximum(p - x * q, 0.0).sum() for x in growth] for p, q in pairs]
+    return cell * np.array(sums)
 
 
 def line(moves, weights):

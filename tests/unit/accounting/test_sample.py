@@ -8,33 +8,23 @@ import dp_accounting as dpa
 import mpmath
 import pytest
 
-from dpjax import ADD_OR_REMOVE_ONE, REPLACE_ONE
-from dpjax.accounting import (
-    PrivacyFilter,
-    PrivacyGuarantee,
-    Sample,
-    Sampling,
-    delta_of,
-    gaussian_epsilon,
-    gaussian_event,
-    tuning_epsilon,
-)
+from dpjax import ADD_OR_REMOVE_ONE, REPLACE_ONE, accounting
 
 SIZES = [(10, 3), (7, 7), (10**8, 10**6), (10**15, 1)]
 
 
 def outer(epsilon, delta, num, size, relation=REPLACE_ONE):
-    inner = PrivacyGuarantee.of(
-        epsilon, delta, dp_event=gaussian_event(1.0), relation=relation
+    inner = accounting.PrivacyGuarantee.of(
+        epsilon, delta, dp_event=accounting.gaussian_event(1.0), relation=relation
     )
-    return Sample(num, size).privacy(inner)
+    return accounting.Sample(num, size).privacy(inner)
 
 
 @pytest.mark.parametrize("epsilon", [1e-300, 1e-9, 0.3, 1.0, 5.0, 699.0, 800.0, 1e5])
 @pytest.mark.parametrize(("num", "size"), SIZES)
 def test_both_ways_and_on_the_safe_side(num, size, epsilon):
     delta = 1e-3 * size / num
-    budget = Sample(num, size).budget(epsilon, delta)
+    budget = accounting.Sample(num, size).budget(epsilon, delta)
     with mpmath.workdps(60):
         scale = mpmath.mpf(num) / size
         exact = mpmath.log1p(scale * mpmath.expm1(mpmath.mpf(epsilon)))
@@ -44,7 +34,7 @@ def test_both_ways_and_on_the_safe_side(num, size, epsilon):
         back = mpmath.log1p(mpmath.expm1(mpmath.mpf(budget[0])) / scale)
         assert back <= found.epsilon <= epsilon
     assert delta * (1 - 1e-11) <= found.delta <= delta
-    assert (found.dp_event == gaussian_event(1.0)) == (num == size)
+    assert (found.dp_event == accounting.gaussian_event(1.0)) == (num == size)
     assert f"any one of the {num:,} records" in found.description
 
 
@@ -54,29 +44,29 @@ def test_no_smaller_epsilon_would_do():
     ratio = 0.5 / wrong  # of the answer 1, with one of two bits set or none
     assert outer(1.5, 0.0, 2, 1).epsilon == pytest.approx(math.log(ratio))
     assert outer(math.inf, 0.0, 2, 1).epsilon == math.inf
-    assert Sample(2, 1).budget(math.inf, 0.1)[0] == math.inf
+    assert accounting.Sample(2, 1).budget(math.inf, 0.1)[0] == math.inf
 
 
 def release(multiplier=4.0, delta=1e-6):
-    epsilon = gaussian_epsilon(multiplier, delta, sensitivity=1.0)
-    event = gaussian_event(multiplier)
-    return PrivacyGuarantee.of(epsilon, delta, dp_event=event)
+    epsilon = accounting.gaussian_epsilon(multiplier, delta, sensitivity=1.0)
+    event = accounting.gaussian_event(multiplier)
+    return accounting.PrivacyGuarantee.of(epsilon, delta, dp_event=event)
 
 
 def test_a_second_release_of_a_sample_is_refused_wherever_it_is_counted():
-    drawn, one = Sample(1000, 10), release()
+    drawn, one = accounting.Sample(1000, 10), release()
     first, second = drawn.privacy(one), drawn.privacy(release(9.0))
-    table = PrivacyFilter(9.0, 0.1).spend(first)
+    table = accounting.PrivacyFilter(9.0, 0.1).spend(first)
     # Of the same sizes, another draw; and without a sample.
-    table = table.spend(Sample(1000, 10).privacy(one)).spend(one)
-    inner = Sample(10, 5)
+    table = table.spend(accounting.Sample(1000, 10).privacy(one)).spend(one)
+    inner = accounting.Sample(10, 5)
     nested = drawn.privacy(inner.privacy(one))
     copies = [copy.deepcopy(drawn).privacy(one), second.for_groups(2), nested]
     for again in (first, second, *copies):
         with pytest.raises(ValueError, match="samples that nothing was released from"):
             table.spend(again)
     with pytest.raises(ValueError, match="samples that nothing was released from"):
-        PrivacyFilter(9.0, 0.1).spend(first, second)
+        accounting.PrivacyFilter(9.0, 0.1).spend(first, second)
     for event in (
         dpa.ComposedDpEvent((first.dp_event, second.dp_event)),
         dpa.SelfComposedDpEvent(first.dp_event, 2),
@@ -85,13 +75,13 @@ def test_a_second_release_of_a_sample_is_refused_wherever_it_is_counted():
         ),
     ):
         with pytest.raises(ValueError, match="dp_event must be of one release of a sa"):
-            PrivacyGuarantee.of(1.0, 0.1, dp_event=event)
+            accounting.PrivacyGuarantee.of(1.0, 0.1, dp_event=event)
     with pytest.raises(ValueError, match="dp_event must be of one release of a sample"):
-        Sample(10**6, 1000).privacy(first, second)
+        accounting.Sample(10**6, 1000).privacy(first, second)
     with pytest.raises(ValueError, match=r"base must be .* share a sample"):
-        tuning_epsilon(first, 1e-4, mean_trials=3)
+        accounting.tuning_epsilon(first, 1e-4, mean_trials=3)
     # All records are no sample.
-    whole = Sample(10, 10)
+    whole = accounting.Sample(10, 10)
     table.spend(whole.privacy(one)).spend(whole.privacy(one))
 
 
@@ -99,12 +89,12 @@ def test_releases_of_a_sample_are_composed_before_they_are_amplified():
     # Of records 0, with or without one 1, one is drawn and released twenty times: the
     # 1 is there with probability q, in all releases or in none. So the delta of epsilon
     # is q times that of Gaussian noise, at log(1 + (e^epsilon - 1) / q).
-    q, number, drawn, each = 1e-4, 20, Sample(10_000, 1), release()
+    q, number, drawn, each = 1e-4, 20, accounting.Sample(10_000, 1), release()
     together, apart = drawn.privacy(*[each] * number), drawn.privacy(each)
 
     def truth(epsilon):
-        event = gaussian_event(4.0, Sampling(num_steps=number))
-        return q * delta_of(event, math.log1p(math.expm1(epsilon) / q))
+        event = accounting.gaussian_event(4.0, accounting.Sampling(num_steps=number))
+        return q * accounting.delta_of(event, math.log1p(math.expm1(epsilon) / q))
 
     assert 0.99 * together.delta < truth(together.epsilon) <= together.delta
     # As releases of twenty samples, their sum was counted, and does not hold.
@@ -112,8 +102,9 @@ def test_releases_of_a_sample_are_composed_before_they_are_amplified():
     assert truth(total) > 10 * number * apart.delta
     # Composed by their events, not by their epsilons.
     assert together.epsilon < drawn.privacy(release(0.5)).epsilon
-    assert drawn.privacy(each, PrivacyGuarantee.non_private()).epsilon == math.inf
-    pure = PrivacyGuarantee.of(0.1, 0.0, dp_event=dpa.GaussianDpEvent(1.0))
+    nobody = accounting.PrivacyGuarantee.non_private()
+    assert drawn.privacy(each, nobody).epsilon == math.inf
+    pure = accounting.PrivacyGuarantee.of(0.1, 0.0, dp_event=dpa.GaussianDpEvent(1.0))
     assert drawn.privacy(pure, pure).epsilon == pytest.approx(
         math.log1p(1e-4 * math.expm1(0.2))
     )

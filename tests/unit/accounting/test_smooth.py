@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -41,14 +42,11 @@ def renyi_divergences(t, s, sigma, mechanism):
     divergences = []
     for scale in (math.exp(t), math.exp(-t)):
         shift = s * min(1, scale)
-        z = np.unique(
-            np.concatenate([0 * grid[:1], grid, -grid, grid + shift, shift - grid])
-        )
+        z = np.unique(np.r_[0.0, grid, -grid, grid + shift, shift - grid])
         p = log_density(z, sigma, mechanism, reach)
         q = log_density((z - shift) / scale, sigma, mechanism, reach) - math.log(scale)
-        steps = np.log(
-            np.concatenate([[np.diff(z)[0]], (z[2:] - z[:-2]) / 2, [np.diff(z)[-1]]])
-        )
+        gaps = np.diff(z)
+        steps = np.log(np.r_[gaps[0], (z[2:] - z[:-2]) / 2, gaps[-1]])
         for density in (p, q):
             assert abs(scipy.special.logsumexp(density + steps)) < 1e-4
         sums = [scipy.special.logsumexp(a * p + (1 - a) * q + steps) for a in ORDERS]
@@ -182,26 +180,19 @@ def test_the_two_facts_about_pairs(far):
     for d in (1, 5, 40):
         for near in far * np.array([0.9, 0.5, 0.1]):
             alpha = math.sqrt(math.expm1(2 * near) / math.expm1(2 * far))
-            deltas = [
-                (
-                    _smooth._delta(0.5, near, d, shift),
-                    _smooth._delta(0.5, far, d, shift / alpha),
-                )
-                for shift in (0.0, 0.2, 0.5, 1.0, 2.0)
-            ]
-            assert all(one <= other * (1 + 1e-9) for one, other in deltas)  # (b)
-            assert np.all(np.diff([one for one, _ in deltas]) >= -1e-12)  # (a)
+            shifts = np.array([0.0, 0.2, 0.5, 1.0, 2.0])
+            of_near = [_smooth._delta(0.5, near, d, x) for x in shifts]
+            of_far = [_smooth._delta(0.5, far, d, x) for x in shifts / alpha]
+            assert np.all(of_near <= np.array(of_far) * (1 + 1e-9))  # (b)
+            assert np.all(np.diff(of_near) >= -1e-12)  # (a)
 
 
 @each_setting
 def test_limits_in_smoothness(epsilon, delta, d):
     limit = largest_smoothness(epsilon, delta, num_coordinates=d)
-    multipliers = [
-        smooth_gaussian_multiplier(
-            epsilon, delta, smoothness=share * limit, num_coordinates=d
-        )
-        for share in (1e-3, 0.1, 0.5, 0.9, 0.99, 1.01, 100.0)
-    ]
+    cost = partial(smooth_gaussian_multiplier, epsilon, delta, num_coordinates=d)
+    shares = (1e-3, 0.1, 0.5, 0.9, 0.99, 1.01, 100.0)
+    multipliers = [cost(smoothness=share * limit) for share in shares]
     assert np.all(np.diff(multipliers[:-1]) > 0)
     plain = gaussian_stddev(epsilon, delta, sensitivity=1.0)
     assert plain < multipliers[0] < 1.03 * plain

@@ -33,6 +33,7 @@ from dpjax.accounting._sampled_gaussian import (
 )
 from dpjax.batching import CyclicPoisson, Disjoint, Full
 from dpjax.mechanisms import BandedToeplitz, BinaryTree
+from tests.unit.refusals import refused
 
 POISSON = Sampling(num_steps=1000, sampling_prob=0.01)
 SHORT = Sampling(num_steps=50, sampling_prob=0.1)
@@ -63,11 +64,8 @@ def hockey_stick(first, second, epsilon):
 def test_one_poisson_step_by_direct_integration(stddev, prob, delta, relation):
     is_replaced = relation is REPLACE_ONE
     sensitivity = 2.0 if is_replaced else 1.0
-    epsilon = noise_multiplier_to_epsilon(
-        stddev / sensitivity,
-        delta,
-        Sampling(num_steps=1, sampling_prob=prob, relation=relation),
-    )
+    run = Sampling(num_steps=1, sampling_prob=prob, relation=relation)
+    epsilon = noise_multiplier_to_epsilon(stddev / sensitivity, delta, run)
     # A thousandth of delta pays for overflow; the rest is tight.
     pair = mixture(prob, 1 / stddev), mixture(prob, -is_replaced / stddev)
     integral = max(hockey_stick(*x, epsilon) for x in (pair, pair[::-1]))
@@ -114,22 +112,17 @@ def test_no_step_of_fixed_size_passes_the_pair_that_dominates_it():
 
 
 def test_whole_data_as_one_batch_is_exact():
-    ours = noise_multiplier(
-        1.0, 1e-5, Sampling(num_steps=50, num_samples=70, batch_size=70)
-    )
     exact = gaussian_stddev(1.0, 1e-5, sensitivity=1.0, num_releases=50)
-    assert ours == exact
-    assert ours == noise_multiplier(1.0, 1e-5, Sampling(num_steps=50))
+    for sizes in ({}, {"num_samples": 70, "batch_size": 70}):
+        assert noise_multiplier(1.0, 1e-5, Sampling(50, **sizes)) == exact
 
 
 @pytest.mark.parametrize("scheme", [POISSON, FIXED_SIZE])
 def test_sampling_never_costs_more_than_full_batches(scheme):
     for multiplier in (1e-6, 0.02, 10.0, 1e9):
         sampled = noise_multiplier_to_epsilon(multiplier, 1e-5, scheme)
-        full = gaussian_epsilon(
-            multiplier, 0.999e-5, sensitivity=1.0, num_releases=1000
-        )
-        assert sampled <= full
+        times = {"sensitivity": 1.0, "num_releases": 1000}
+        assert sampled <= gaussian_epsilon(multiplier, 0.999e-5, **times)
 
 
 SAMPLED = [POISSON, FIXED_SIZE, replace(POISSON, relation=ADD_OR_REMOVE_ONE)]
@@ -215,12 +208,8 @@ def test_other_releases_that_leave_nothing_are_refused():
     for other in (0.9 * alone, 0.0):
         with pytest.raises(ValueError, match=r"^other_multiplier must be within the"):
             noise_multiplier(1.0, 1e-5, Sampling(num_steps=5, other_multiplier=other))
-    assert (
-        noise_multiplier_to_epsilon(
-            1.0, 1e-5, Sampling(num_steps=5, other_multiplier=0.0)
-        )
-        == math.inf
-    )
+    free = Sampling(num_steps=5, other_multiplier=0.0)
+    assert noise_multiplier_to_epsilon(1.0, 1e-5, free) == math.inf
 
 
 SIZES = {"num_samples": 5, "batch_size": 1}
@@ -229,37 +218,33 @@ TREE = {"strategy": BinaryTree(9), "sampling_prob": 0.5}
 CYCLIC = {"sampling_prob": 0.1, "min_separation": 4, "max_participations": 3}
 
 
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("num_samples", {"batch_size": 5}),
-        ("batch_size", {"num_samples": 5}),
-        ("batch_size", SIZES | {"batch_size": 6}),
-        ("num_samples", SIZES | {"num_samples": 5.5}),
-        ("sampling_prob", SIZES | {"sampling_prob": 0.5}),
-        ("relation", SIZES | {"relation": ADD_OR_REMOVE_ONE}),
-        ("relation", {"relation": NeighboringRelation.REPLACE_SPECIAL}),
-        ("num_bins", {"num_bins": 0}),
-        ("num_bins", {"num_bins": 4, "sampling_prob": 0.1}),
-        ("num_bins", SIZES | {"num_bins": 4}),
-        ("noise", {"num_bins": 4, "noise": "laplace"}),
-        ("group_size", {"group_size": 2, "num_bins": 4}),
-        ("group_size", SIZES | {"group_size": 2}),
-        ("group_size", BANDED | CYCLIC | {"group_size": 2}),
-        ("strategy", {"strategy": 4}),
-        ("max_participations", {"max_participations": 2}),
-        ("min_separation", {"min_separation": 2}),
-        ("num_samples", BANDED | SIZES),
-        ("noise", BANDED | {"noise": "laplace_log_normal"}),
-        ("other_multiplier", BANDED | {"other_multiplier": 3.0}),
-        ("num_steps", BANDED | {"num_steps": 10}),
-        ("min_separation", BANDED | {"sampling_prob": 0.5, "min_separation": 3}),
-        ("min_separation", TREE | {"min_separation": 5}),
-    ],
+test_what_does_not_fit_is_named = refused(
+    lambda options: Sampling(**{"num_steps": 9} | options),
+    ({"batch_size": 5}, "num_samples"),
+    ({"num_samples": 5}, "batch_size"),
+    (SIZES | {"batch_size": 6}, "batch_size"),
+    (SIZES | {"num_samples": 5.5}, "num_samples"),
+    (SIZES | {"sampling_prob": 0.5}, "sampling_prob"),
+    (SIZES | {"relation": ADD_OR_REMOVE_ONE}, "relation"),
+    ({"relation": NeighboringRelation.REPLACE_SPECIAL}, "relation"),
+    ({"num_bins": 0}, "num_bins"),
+    ({"num_bins": 4, "sampling_prob": 0.1}, "num_bins"),
+    (SIZES | {"num_bins": 4}, "num_bins"),
+    ({"num_bins": 4, "noise": "laplace"}, "noise"),
+    ({"group_size": 2, "num_bins": 4}, "group_size"),
+    (SIZES | {"group_size": 2}, "group_size"),
+    (BANDED | CYCLIC | {"group_size": 2}, "group_size"),
+    ({"strategy": 4}, "strategy"),
+    ({"max_participations": 2}, "max_participations"),
+    ({"min_separation": 2}, "min_separation"),
+    (BANDED | SIZES, "num_samples"),
+    (BANDED | {"noise": "laplace_log_normal"}, "noise"),
+    (BANDED | {"other_multiplier": 3.0}, "other_multiplier"),
+    (BANDED | {"num_steps": 10}, "num_steps"),
+    (BANDED | {"sampling_prob": 0.5, "min_separation": 3}, "min_separation"),
+    (TREE | {"min_separation": 5}, "min_separation"),
+    said="^{} must be",
 )
-def test_what_does_not_fit_is_named(name, options):
-    with pytest.raises(ValueError, match=f"^{name} must be"):
-        Sampling(**{"num_steps": 9} | options)
 
 
 @pytest.mark.parametrize("field", [{"other_multiplier": 3.0}, {"group_size": 2}])
@@ -275,13 +260,9 @@ BANDS = BandedToeplitz.square_root(40, 4)
 def test_one_band_is_independent_noise():
     one = BandedToeplitz(40, (1.0,))
     for batching in (Full(), Disjoint(), CyclicPoisson(2.0, 5)):
-        correlated = noise_multiplier_to_epsilon(
-            3.0, 1e-5, batching.sampling(400, 40, strategy=one)
-        )
-        independent = accounting.noise_multiplier_to_epsilon(
-            3.0, 1e-5, batching.sampling(400, 40)
-        )
-        np.testing.assert_allclose(correlated, independent, rtol=1e-6)
+        runs = batching.sampling(400, 40, strategy=one), batching.sampling(400, 40)
+        costs = [noise_multiplier_to_epsilon(3.0, 1e-5, run) for run in runs]
+        np.testing.assert_allclose(*costs, rtol=1e-6)
 
 
 def test_sampling_costs_less_and_full_groups_the_same():

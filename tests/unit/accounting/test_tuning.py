@@ -159,9 +159,8 @@ def test_the_price_of_pure_runs_is_met(distribution):
 def test_pure_runs_cost_less_than_the_theorems():
     for mean in (1.5, 10.0, 300.0):
         for distribution, shape in SHAPES.items():
-            price = tuning_epsilon(
-                0.4, 0.0, mean_trials=mean, distribution=distribution
-            )
+            options = {"mean_trials": mean, "distribution": distribution}
+            price = tuning_epsilon(0.4, 0.0, **options)
             assert 0.4 < price < (2 + shape) * 0.4  # Papernot, Steinke (2022)
         price = tuning_epsilon(0.4, 0.0, mean_trials=mean, distribution="poisson")
         assert price == pytest.approx(0.4 + mean * math.tanh(0.2), rel=1e-8)
@@ -175,9 +174,8 @@ def test_pure_runs_cost_less_than_the_theorems():
 def test_no_price_is_above_the_renyi_theorems(rho, distribution, mean):
     options = {"mean_trials": mean, "distribution": distribution}
     by_orders = tuning_epsilon(dpa.ZCDpEvent(rho), DELTA, **options)
-    by_profile = tuning_epsilon(
-        dpa.GaussianDpEvent(math.sqrt(0.5 / rho)), DELTA, **options
-    )
+    gaussian = dpa.GaussianDpEvent(math.sqrt(0.5 / rho))
+    by_profile = tuning_epsilon(gaussian, DELTA, **options)
     shape = SHAPES.get(distribution, math.inf)  # at least 0 for that accountant
     event = RepeatAndSelectDpEvent(dpa.ZCDpEvent(rho), mean, shape)
     theorem = RdpAccountant().compose(event).get_epsilon(DELTA)
@@ -200,11 +198,9 @@ def test_laws_are_what_their_generating_functions_say(distribution, mean):
     near = (law.rise(z + 1e-6) - law.rise(z)) / 1e-6
     np.testing.assert_allclose(law.steepness(z), near, rtol=1e-2, atol=1e-9)
     if mean > 1:
-        np.testing.assert_allclose(
-            generating_function(distribution, mean)(1 - z),
-            np.sum(probs * (1 - z[:, None]) ** k, axis=1),
-            atol=1e-9,
-        )
+        expected = np.sum(probs * (1 - z[:, None]) ** k, axis=1)
+        found = generating_function(distribution, mean)(1 - z)
+        np.testing.assert_allclose(found, expected, atol=1e-9)
 
 
 @pytest.mark.parametrize("distribution", ["geometric", "binomial"])

@@ -59,21 +59,14 @@ KNOWN = {
 
 
 @pytest.mark.parametrize("significance", [0.025, 5e-7])
-def test_intervals_are_those_of_scipy(significance):
+def test_the_ends_of_intervals_have_the_tails_that_define_them(significance):
     for total in (1, 10, 10_000):
         counts = np.unique([0, 1, total // 3, total - 1, total])
         low, high = clopper_pearson(counts, total, significance)
-        for i, count in enumerate(counts):
-            interval = scipy.stats.binomtest(int(count), total).proportion_ci(
-                1 - 2 * significance, method="exact"
-            )
-            # SciPy finds the ends up to an absolute error.
-            np.testing.assert_allclose(low[i], interval.low, rtol=1e-9, atol=1e-12)
-            np.testing.assert_allclose(high[i], interval.high, rtol=1e-9, atol=1e-12)
-        inner = counts[1:-1]  # by the definition of the ends
-        tails = scipy.stats.binom.sf(inner - 1, total, low[1:-1])
+        assert (low[0], high[-1]) == (0, 1)
+        tails = scipy.stats.binom.sf(counts[1:] - 1, total, low[1:])
         np.testing.assert_allclose(tails, significance, rtol=1e-6)
-        tails = scipy.stats.binom.cdf(inner, total, high[1:-1])
+        tails = scipy.stats.binom.cdf(counts[:-1], total, high[:-1])
         np.testing.assert_allclose(tails, significance, rtol=1e-6)
 
 
@@ -224,25 +217,6 @@ def test_a_key_that_is_used_twice_is_caught(key):
         jax.random.normal(key)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (
-            {"neighbor": jnp.int32(0)},
-            r"neighbor must be of the data's kind float32\[\]",
-        ),
-        ({"release": lambda key, x: ()}, "what release returns must be real"),
-        ({"statistic": lambda x: (x, x)}, "what statistic returns must be a scalar"),
-    ],
-)
-def test_bad_arguments(changes, message, key):
-    data, neighbor = NUMBERS
-    good = {"release": laplace, "data": data, "neighbor": neighbor, "key": key}
-    for bound in (epsilon_lower_bound, gaussian_lower_bound):
-        with pytest.raises(ValueError, match=message):
-            bound(**{"delta": 0.1, **good, **changes})
-
-
 def bits_of(size):
     bits = jnp.zeros(size, bool), jnp.ones(size, bool)
     return {**dict(zip(("data", "neighbor"), bits, strict=True)), "statistic": same}
@@ -290,15 +264,7 @@ def test_one_run_without_its_extra(key, monkeypatch):
         one_run(RESPONSE, *BITS, key=key, statistic=same)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"neighbor": jnp.zeros(5)}, "neighbor must be different from data"),
-        ({"data": 0.0}, "data must be arrays that share one leading sample axis"),
-        ({"statistic": jnp.sum}, "what statistic returns must be one number for each"),
-    ],
-)
-def test_one_run_bad_arguments(changes, message, key):
-    good = {"data": jnp.zeros(5), "neighbor": jnp.ones(5), "statistic": same}
-    with pytest.raises(ValueError, match=message):
-        one_run(laplace, key=key, **{**good, **changes})
+def test_one_run_needs_one_number_for_each_record(key):
+    data = jnp.zeros(5), jnp.ones(5)
+    with pytest.raises(ValueError, match="what statistic returns must be one number"):
+        one_run(laplace, *data, key=key, statistic=jnp.sum)

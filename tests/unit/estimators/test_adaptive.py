@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.flatten_util import ravel_pytree
 
 import dpjax
 from dpjax import ADD_OR_REMOVE_ONE, REPLACE_ONE, estimators
@@ -30,10 +31,7 @@ def adaptive_of(name, **settings):
 
 
 def flat(tree):
-    """All entries as one vector, in float64."""
-    return np.concatenate(
-        [np.asarray(x, np.float64).ravel() for x in jax.tree.leaves(tree)]
-    )
+    return np.float64(ravel_pytree(tree)[0])
 
 
 def norms_of(name, rows):
@@ -60,11 +58,8 @@ def test_mean_and_counts_are_what_they_say(name):
     np.testing.assert_allclose(counted, shares, atol=1e-6)
     mean, following = adaptive.follow(released)
     np.testing.assert_array_equal(flat(mean), flat(released.mean))
-    np.testing.assert_allclose(
-        following.thresholds,
-        adaptive.thresholds * np.exp(-0.2 * (shares - 0.5)),
-        rtol=1e-5,
-    )
+    expected = adaptive.thresholds * np.exp(-0.2 * (shares - 0.5))
+    np.testing.assert_allclose(following.thresholds, expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", INNER)

@@ -28,17 +28,6 @@ def keys_may_be_used_again():
         yield
 
 
-@pytest.fixture
-def wide_search(search):
-    """Runs a search with 64 bits."""
-
-    def run(*args, **options):
-        with jax.enable_x64(True):
-            search(*args, **options)
-
-    return run
-
-
 def assert_same(run, *args):
     """Compares `run(streamlined, *args)` with `run(plainly, *args)`."""
 
@@ -110,7 +99,7 @@ def dots(draw):
     return shapes, axes, dtype, draw(st.sampled_from(DTYPES[dtype]))
 
 
-def test_products_of_any_two_arrays(wide_search):
+def test_products_of_any_two_arrays(search):
     def check(program):
         (shapes, axes, dtype, summed_in), is_flipped = program
 
@@ -121,7 +110,8 @@ def test_products_of_any_two_arrays(wide_search):
         args = [numbers(shape, dtype, i) for i, shape in enumerate(shapes)]
         assert_same_operation(dot, *args)
 
-    wide_search(check, st.tuples(dots(), st.booleans()), few=5, many=500)
+    with jax.enable_x64(True):
+        search(check, st.tuples(dots(), st.booleans()), few=5, many=500)
 
 
 # Layers: functions of (params, key, x) that return an x of the same shape, (3,).
@@ -278,7 +268,7 @@ ALWAYS = [
 ]
 
 
-def test_layers_in_and_after_each_other(wide_search):
+def test_layers_in_and_after_each_other(search):
     def check(program):
         def run(change, params, batch):
             grad_fn = change(jax.value_and_grad(loss_of(program)))
@@ -290,7 +280,7 @@ def test_layers_in_and_after_each_other(wide_search):
     with jax.enable_x64(True):
         for program in ALWAYS:
             check(program)
-    wide_search(check, PROGRAMS, few=2, many=250)
+        search(check, PROGRAMS, few=2, many=250)
 
 
 # How rows of a table w are read, by indices i of shape (3,).
@@ -336,7 +326,7 @@ def lookups(draw):
     return name, size, np.array(indices, info.dtype).reshape(4, 3), *dtypes
 
 
-def test_rows_by_any_index(wide_search):
+def test_rows_by_any_index(search):
     """Against gradients that are written out; and one record for another."""
     estimators = Clipping(0.5), Winsorization(0.5), Mean()
 
@@ -371,7 +361,8 @@ def test_rows_by_any_index(wide_search):
             assert np.linalg.norm(gap) <= stated.l2
             assert np.abs(gap).max() <= stated.linf
 
-    wide_search(check, lookups(), few=3, many=400)
+    with jax.enable_x64(True):
+        search(check, lookups(), few=3, many=400)
 
 
 # -- What else a program may hold, and what is gained ----------------------------------
@@ -394,19 +385,6 @@ def outer(x, y, **options):
     return jax.lax.dot_general(x, y, (((), ()), ((), ())), **options)
 
 
-def swaps_nothing(x, y):
-    return jax.lax.transpose_p.bind(outer(x, y), permutation=(0, 1))
-
-
-def of_weak_type(x, y):
-    return outer(jax.lax.broadcast(2.0, (3,)), jax.lax.broadcast(3.0, (4,)))
-
-
-def several_results(x, y):
-    matrix = outer(x, y)
-    return jnp.linalg.svd(matrix), jnp.linalg.qr(matrix), jax.lax.top_k(y, 2)
-
-
 def by_a_rule_for_batches(x, y):
     @jax.custom_batching.custom_vmap
     def triple(x):
@@ -425,16 +403,6 @@ def on_devices(x, y):
     return jax.shard_map(lambda x, y: outer(x, y).T, mesh=mesh, **places)(x, y)
 
 
-def of_other_numbers(x, y):
-    k = jnp.arange(100, 103).astype(jnp.int8)
-    wide = outer(k, k, preferred_element_type=jnp.int32)
-    return outer(k, k), wide, outer(k > 101, k > 0)
-
-
-OPERATIONS = (swaps_nothing, of_weak_type, several_results)
-OPERATIONS += (by_a_rule_for_batches, on_devices, of_other_numbers)
-
-
 @pytest.mark.parametrize(
     "by", [lambda f: f, jax.jit, jax.vmap], ids=["", "jit", "vmap"]
 )
@@ -444,7 +412,15 @@ def test_operations_beside_the_two_stay_as_they_are(by):
         args = jax.tree.map(lambda x: jnp.stack([x, 2 * x]), args)
 
     def function(x, y):
-        return [operation(x, y) for operation in OPERATIONS]
+        matrix, k = outer(x, y), jnp.arange(100, 103).astype(jnp.int8)
+        return [
+            jax.lax.transpose_p.bind(matrix, permutation=(0, 1)),  # swaps nothing
+            outer(jax.lax.broadcast(2.0, (3,)), jax.lax.broadcast(3.0, (4,))),
+            [jnp.linalg.svd(matrix), jnp.linalg.qr(matrix), jax.lax.top_k(y, 2)],
+            [by_a_rule_for_batches(x, y), on_devices(x, y)],
+            [outer(k, k), outer(k, k, preferred_element_type=jnp.int32)],
+            outer(k > 101, k > 0),
+        ]
 
     actual, expected = by(streamlined(function))(*args), by(function)(*args)
     assert jax.tree.structure(actual) == jax.tree.structure(expected)

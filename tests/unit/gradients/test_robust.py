@@ -6,25 +6,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax.estimators import (
-    Clipping,
-    Mean,
-    MedianOfMeans,
-    SmoothedTruncation,
-    Truncation,
-    Winsorization,
-)
+from dpjax import estimators
 from dpjax.gradients import per_sample_grad, robust_grad
 
 N = 70  # more than one block of 64, no multiple of anything
 ESTIMATORS = {
-    "mean": Mean(),
-    "clipping": Clipping(0.8),
-    "truncation": Truncation(0.8),
-    "winsorization": Winsorization(0.8),
-    "smoothed-9": SmoothedTruncation(0.8, 9.21),
-    "smoothed-50": SmoothedTruncation(0.8, 50.0),
-    "median": MedianOfMeans(Winsorization(0.8), 4),
+    "mean": estimators.Mean(),
+    "clipping": estimators.Clipping(0.8),
+    "truncation": estimators.Truncation(0.8),
+    "winsorization": estimators.Winsorization(0.8),
+    "smoothed-9": estimators.SmoothedTruncation(0.8, 9.21),
+    "smoothed-50": estimators.SmoothedTruncation(0.8, 50.0),
+    "median": estimators.MedianOfMeans(estimators.Winsorization(0.8), 4),
 }
 PARAMS = {"w": jnp.array([0.3, -0.2, 0.5]), "b": jnp.float32(0.1)}
 RNG = np.random.default_rng(20261120)
@@ -112,14 +105,16 @@ def test_masks_and_divisors(name):
 
 def test_bad_arguments_are_named():
     """Those that are bad beside others."""
-    grad_fn = robust_grad(loss_fn, Clipping(1.0))
+    grad_fn = robust_grad(loss_fn, estimators.Clipping(1.0))
     few = {"x": BATCH["x"], "y": BATCH["y"][:-1]}
     for function in (grad_fn, per_sample_grad(loss_fn)):
         for bad in ((), few, {"x": 1.0, "y": 2.0}):
             with pytest.raises(ValueError, match="batch must be"):
                 function(PARAMS, bad)
     with pytest.raises(ValueError, match="samples must be at least num_groups"):
-        robust_grad(loss_fn, MedianOfMeans(Mean(), N + 1))(PARAMS, BATCH)
+        robust_grad(loss_fn, estimators.MedianOfMeans(estimators.Mean(), N + 1))(
+            PARAMS, BATCH
+        )
     many = jax.tree.map(lambda x: jnp.resize(x, (5000, *x.shape[1:])), BATCH)
     with pytest.raises(ValueError, match="normalize_by must be"):
-        robust_grad(loss_fn, Clipping(1.0), normalize_by=10)(PARAMS, many)
+        robust_grad(loss_fn, estimators.Clipping(1.0), normalize_by=10)(PARAMS, many)

@@ -6,14 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from dpjax import gradients
 from dpjax.estimators import Clipping, MedianOfMeans, Winsorization
-from dpjax.gradients import (
-    by_user,
-    check_model,
-    per_sample_grad,
-    robust_grad,
-    streamed_grad,
-)
 from dpjax.transforms import privatize
 from tests.unit.refusals import refused
 
@@ -45,7 +39,7 @@ def ids():
 
 @pytest.fixture(scope="module")
 def by_record(batch):
-    grads = jax.jit(per_sample_grad(loss_fn))(PARAMS, batch)
+    grads = jax.jit(gradients.per_sample_grad(loss_fn))(PARAMS, batch)
     return jax.tree.map(np.asarray, grads)
 
 
@@ -80,7 +74,9 @@ def test_it_is_the_estimator_of_users_gradients(
     def mean(params, batch, ids, mask):
         options = {"user_gradient": user_gradient, "records_per_user": most}
         users = {"user_ids": ids, "num_users": NUM_USERS}
-        return robust_grad(loss_fn, estimator, **users, **options)(params, batch, mask)
+        return gradients.robust_grad(loss_fn, estimator, **users, **options)(
+            params, batch, mask
+        )
 
     result = mean(PARAMS, batch, ids, mask)
     samples = of_users(by_record, ids, user_gradient, most or NUM_RECORDS, padding)
@@ -89,9 +85,9 @@ def test_it_is_the_estimator_of_users_gradients(
 
 def test_a_row_of_users_is_a_sample(batch, ids, by_record):
     # Laid out, masked like any row, privatized; the surplus is dropped by index.
-    users = by_user(batch, ids, num_users=NUM_USERS, records_per_user=2)
+    users = gradients.by_user(batch, ids, num_users=NUM_USERS, records_per_user=2)
     assert users.is_record.sum(axis=1).tolist()[3] == 0
-    assert check_model(loss_fn, PARAMS, users).problems == ()
+    assert gradients.check_model(loss_fn, PARAMS, users).problems == ()
     counts = np.bincount(np.asarray(ids)[(ids >= 0) & (ids < 6)], minlength=6)
     np.testing.assert_array_equal(users.is_record.sum(axis=1), np.minimum(counts, 2))
     optimizer = privatize(
@@ -100,7 +96,7 @@ def test_a_row_of_users_is_a_sample(batch, ids, by_record):
 
     @jax.jit
     def update(users, mask):
-        stream = streamed_grad(loss_fn)(PARAMS, users)
+        stream = gradients.streamed_grad(loss_fn)(PARAMS, users)
         return optimizer.update(
             stream, optimizer.init(PARAMS), PARAMS, is_padding_example=mask
         )[0]
@@ -110,14 +106,14 @@ def test_a_row_of_users_is_a_sample(batch, ids, by_record):
     expected = Clipping(0.7)(samples, mask)
     result = update(users, mask)
     chex.assert_trees_all_close(result, expected, rtol=2e-05, atol=1e-6)
-    materialised = jax.jit(per_sample_grad(loss_fn))(PARAMS, users)
+    materialised = jax.jit(gradients.per_sample_grad(loss_fn))(PARAMS, users)
     chex.assert_trees_all_close(materialised, samples, rtol=2e-05, atol=1e-6)
 
 
 def test_many_records_of_a_user_are_differentiated_in_turn():
     x = jnp.linspace(-1.0, 1.0, 150)
-    users = by_user(x, jnp.zeros(150, int), num_users=1, records_per_user=150)
-    grad_fn = robust_grad(
+    users = gradients.by_user(x, jnp.zeros(150, int), num_users=1, records_per_user=150)
+    grad_fn = gradients.robust_grad(
         lambda w, x: (jnp.square(w - x), x), Winsorization(9.0), has_aux=True
     )
     mean, aux = jax.jit(grad_fn)(1.0, users)
@@ -134,15 +130,15 @@ def test_many_records_of_a_user_are_differentiated_in_turn():
     ],
 )
 def test_ids_of_any_size_are_somebodys_or_nobodys(ids):
-    users = by_user(jnp.arange(4), ids, num_users=300, records_per_user=4)
+    users = gradients.by_user(jnp.arange(4), ids, num_users=300, records_per_user=4)
     assert users.is_record.sum() == users.is_record[1].sum() == 1
     few = jnp.array([1, 255, 0, 0], jnp.uint8)  # cannot hold the number 300
-    users = by_user(jnp.arange(4), few, num_users=300, records_per_user=1)
+    users = gradients.by_user(jnp.arange(4), few, num_users=300, records_per_user=1)
     assert jnp.flatnonzero(users.is_record[:, 0]).tolist() == [0, 1, 255]
 
 
 test_bad_arguments_are_named = refused(
-    lambda options: robust_grad(lambda w, x: w * x, Clipping(1.0), **options)(
+    lambda options: gradients.robust_grad(lambda w, x: w * x, Clipping(1.0), **options)(
         1.0, jnp.ones(4)
     ),
     ({"num_users": 3}, "num_users must be None without user_ids"),

@@ -205,32 +205,6 @@ LAWS = {
 }
 
 
-def ks_distance(draws, cdf):
-    return scipy.stats.kstest(np.asarray(draws, np.float64), cdf).statistic
-
-
-@pytest.mark.quick(5)
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
-@pytest.mark.parametrize("law", LAWS)
-def test_law_accepts_its_scale_and_rejects_others(law, dtype, key):
-    sampler, distribution = LAWS[law]
-    cdf = distribution.cdf
-    num_draws = 100_000
-    # Massart: Pr[distance > t] <= 2 exp(-2 n t^2).
-    bound = math.sqrt(math.log(2 / FALSE_ALARM) / (2 * num_draws))
-    with jax.enable_x64(dtype == jnp.float64):
-        draws = sampler(key, (num_draws,), dtype)
-    assert draws.dtype == dtype
-    assert ks_distance(draws, cdf) <= bound
-    for wrong in (2 / 3, 3 / 2):
-        assert ks_distance(draws, lambda x, wrong=wrong: cdf(x / wrong)) > 5 * bound
-    if law == "normal":
-        # Correlation of sign and size: normal(0, 1 / n) if they are independent.
-        sign, size = np.sign(draws), np.abs(draws)
-        z = np.corrcoef(sign, size)[0, 1] * math.sqrt(num_draws)
-        assert abs(z) < scipy.stats.norm.isf(FALSE_ALARM / 2)
-
-
 @pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
 def test_all_bits_are_fair_and_independent(impl):
     n = 2**16

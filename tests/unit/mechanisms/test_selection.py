@@ -130,26 +130,6 @@ def test_zcdp():
     assert 1.1 < max(excess["permute_and_flip"]) <= 4
 
 
-def test_printed_exponent_of_l1_regression_gives_twice_epsilon():
-    # Wang, Xu, Algorithm 1, divides by the sensitivity of the score, not by its range.
-    # 41 records, each with psi(0) = 0 or psi(1) = log 2 at either of two candidates;
-    # one changes the candidate at which it saturates. Score: -sum(psi) / (n iota).
-    num_records, iota = 41, 0.5
-    sensitivity = math.log(2) / (num_records * iota)
-    saturated = np.tile([1.0, 0.0], (num_records, 1))
-    neighbour = saturated.copy()
-    neighbour[0] = [0.0, 1.0]
-    scores = -saturated.sum(axis=0) * sensitivity
-    change = -neighbour.sum(axis=0) * sensitivity - scores
-    assert np.ptp(change) == pytest.approx(2 * sensitivity)
-    for name in MECHANISMS:
-        _, law = MECHANISMS[name]
-        printed = log_ratios(law, EPSILON / sensitivity, scores, change)
-        right = log_ratios(law, EPSILON / (2 * sensitivity), scores, change)
-        assert np.abs(printed).max() == pytest.approx(2 * EPSILON, rel=1e-6)
-        assert np.abs(right).max() == pytest.approx(EPSILON, rel=1e-6)
-
-
 @pytest.mark.quick(1)
 @each
 def test_scores_that_are_not_finite(name, key):

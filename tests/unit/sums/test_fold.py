@@ -10,16 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from dpjax import estimators
 from dpjax._sums.fold import block_length, digit_layout, proven_divisor, rounded_sum
 from dpjax._sums.stream import SampleStream
-from dpjax.estimators import (
-    AdaptiveThreshold,
-    Clipping,
-    MedianOfMeans,
-    Scaled,
-    Truncation,
-    Winsorization,
-)
 from dpjax.transforms import privatize
 
 AWKWARD = [1, 2, 63, 64, 65, 127, 129, 1000, 4097]
@@ -52,7 +45,7 @@ def test_a_billion_rows_are_taken():
     assert block_length(2**27) == 64
     assert block_length(2**27 + 1) == block_length(10**9) == 256
     rows = jax.ShapeDtypeStruct((10**9,), jnp.float32)
-    assert jax.eval_shape(Winsorization(1.0), rows).shape == ()
+    assert jax.eval_shape(estimators.Winsorization(1.0), rows).shape == ()
 
 
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16, jnp.float32, float])
@@ -72,7 +65,7 @@ def test_mean_and_records_do_not_depend_on_plan_or_microbatch_size(plan, n):
     expected = np.clip(rows.astype(np.float64), -1, 1).mean(axis=0)
     error = 1.01 * (block_length(n) + 1) / 2 * 2**-24 + 2**-24
     for size in SIZES:
-        mean, records = folded(Winsorization(1.0), size)(rows)
+        mean, records = folded(estimators.Winsorization(1.0), size)(rows)
         np.testing.assert_allclose(mean, expected, rtol=0, atol=error)
         check_records(records, rows)
 
@@ -104,7 +97,7 @@ def test_whole_numbers_have_the_same_mean_in_all_chunks(plan):
     @partial(jax.jit, static_argnums=1)
     def mean(rows, size):
         stream = replace(SampleStream.of(rows), microbatch_size=size)
-        return Winsorization(8.0)(stream, normalize_by=2**17)
+        return estimators.Winsorization(8.0)(stream, normalize_by=2**17)
 
     assert [mean(rows, size) for size in SIZES] == [exact] * 3
 
@@ -135,7 +128,7 @@ def test_noise_is_added_to_the_exact_mean(key):
     # Whole numbers, of which blocks add exactly: their sums have 32 bits.
     n, limit = 2**14, 2**18
     rows = np.random.default_rng(0).integers(0, limit, (n, 300))
-    estimator = Winsorization(float(limit))
+    estimator = estimators.Winsorization(float(limit))
     transform = privatize(estimator, noise_multiplier=1e-4, key=key)
 
     @jax.jit
@@ -164,7 +157,7 @@ def test_group_means_are_those_of_public_index_ranges(plan, n):
     # Masked rows count for nothing, but their records come back in order too.
     clipped[np.arange(n) % 5 == 2] = 0
     for num_groups, size in zip((1, 2, 7, 59), (None, 100, 3, None), strict=True):
-        estimator = MedianOfMeans(Winsorization(2.0), num_groups)
+        estimator = estimators.MedianOfMeans(estimators.Winsorization(2.0), num_groups)
         means = [g.mean(axis=0) for g in np.array_split(clipped, num_groups)]
         mean, records = folded(estimator, size)(rows, np.arange(n) % 5 == 2)
         np.testing.assert_allclose(mean, np.median(means, axis=0), atol=1e-5)
@@ -172,27 +165,21 @@ def test_group_means_are_those_of_public_index_ranges(plan, n):
 
 
 def many_leaves(num_rows, sizes):
-    rng = np.random.default_rng(0)
+    rng, dtypes = np.random.default_rng(0), ("float32", "float16")
     return {
-        f"{i}": rng.normal(size=(num_rows, 3, size)).astype(dtype)
-        for i, (size, dtype) in enumerate(
-            zip(sizes, itertools.cycle(("float32", "float16")), strict=False)
-        )
+        f"{i}": rng.normal(size=(num_rows, 3, size)).astype(dtypes[i % 2])
+        for i, size in enumerate(sizes)
     }
 
 
+CLIPPING = estimators.Clipping(2.0)
+ADAPTIVE = estimators.AdaptiveThreshold(CLIPPING, lower=1e-3, upper=1e3)
+EACH = [CLIPPING, estimators.Truncation(0.5), estimators.MedianOfMeans(CLIPPING, 3)]
+EACH += [estimators.Scaled(CLIPPING, 2.0).measured, ADAPTIVE.counting]
+
+
 @pytest.mark.quick(1)
-@pytest.mark.parametrize(
-    "estimator",
-    [
-        Clipping(2.0),
-        Truncation(0.5),
-        MedianOfMeans(Clipping(2.0), 3),
-        Scaled(Clipping(2.0), 2.0).measured,
-        AdaptiveThreshold(Clipping(2.0), lower=1e-3, upper=1e3).counting,
-    ],
-    ids=lambda x: type(x).__name__,
-)
+@pytest.mark.parametrize("estimator", EACH, ids=lambda x: type(x).__name__)
 def test_many_leaves_of_one_shape_are_summed_as_one(estimator):
     samples = many_leaves(300, [2] * 150)
     samples["0"][0] = np.nan

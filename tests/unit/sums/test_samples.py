@@ -62,10 +62,6 @@ NORMWISE = [Clipping(1.5), SmoothedClipping(1.5), Clipping(1e-12)]
 ESTIMATORS = [*NORMWISE, Truncation(0.5), Winsorization(0.5), SmoothedTruncation(0.5)]
 
 
-def mean_of(estimator):
-    return jax.jit(lambda rows: estimator(stream_of(rows)))
-
-
 @cache  # of one plan
 def exactly(estimator):
     """The estimator's mean of samples that are written out."""
@@ -79,7 +75,8 @@ BAD = [np.nan, np.inf, -np.inf, 1e30, 1e-30, 1e37, 1e-42, 1e15]
 @pytest.mark.quick(3)
 @pytest.mark.parametrize("estimator", ESTIMATORS, ids=str)
 def test_the_mean_is_that_of_arrays(estimator, plan):
-    mean, exact_mean = mean_of(estimator), exactly(estimator)
+    mean = jax.jit(lambda rows: estimator(stream_of(rows)))
+    exact_mean = exactly(estimator)
     rows = rows_of(12)
     found, expected = mean(rows), exact_mean(rows)
     chex.assert_trees_all_close(found, expected, rtol=1e-7, atol=1e-6)

@@ -10,16 +10,10 @@ import optax
 import pytest
 
 import dpjax
-from dpjax.estimators import (
-    AdaptiveThreshold,
-    Clipping,
-    Grouped,
-    MedianOfMeans,
-    Winsorization,
-)
+from dpjax import estimators
 from dpjax.gradients import streamed_grad
 from dpjax.mechanisms import BandedToeplitz
-from dpjax.transforms import accumulate, privatize
+from dpjax.transforms import accumulate, privatize, scale_by_dp_adam
 from dpjax.transforms._chain import PieceSum
 
 N, K, WIDTH = 24, 4, 3
@@ -28,19 +22,16 @@ FEATURES = jnp.asarray(RNG.standard_normal((N, WIDTH)), jnp.float32)
 BATCH = FEATURES, jnp.asarray(RNG.standard_t(2, N), jnp.float32)
 MASK = jnp.arange(N) % 5 == 4
 PARAMS = {"w": jnp.zeros(WIDTH), "b": jnp.zeros(())}
-CLIPPING = Clipping(1.0)
-ADAPTIVE = AdaptiveThreshold(
-    Grouped(CLIPPING, ("w", "b")), lower=1e-3, upper=1e3, learning_rate=2.0
+CLIPPING = estimators.Clipping(1.0)
+ADAPTIVE = estimators.AdaptiveThreshold(
+    estimators.Grouped(CLIPPING, ("w", "b")), lower=1e-3, upper=1e3, learning_rate=2.0
 )
+ADAM = scale_by_dp_adam(), optax.scale(-0.1)
 # An estimator, the options of privatize, and what follows.
 OPTIMIZERS = {
     "adaptive": (ADAPTIVE, {}, (optax.sgd(0.1, momentum=0.9),)),
     "correlated": (CLIPPING, {"noise": BandedToeplitz(4, (1.0, 0.5))}, ()),
-    "noise is known": (
-        Winsorization(0.5),
-        {},
-        (dpjax.transforms.scale_by_dp_adam(), optax.scale(-0.1)),
-    ),
+    "noise is known": (estimators.Winsorization(0.5), {}, ADAM),
 }
 
 
@@ -149,7 +140,7 @@ def test_sums_are_rounded_once():
     limit = float(np.abs(rows).sum(axis=0).max())
     add, total = jax.jit(PieceSum.plus), PieceSum.zero(jnp.zeros(50))
     for row in rows:
-        total = add(total, Winsorization(limit).unrounded(row[None]), limit)
+        total = add(total, estimators.Winsorization(limit).unrounded(row[None]), limit)
     exact = np.float32([math.fsum(map(float, column)) for column in rows.T])
     assert (total.value(limit).plus(jnp.zeros(50)) == exact).all()
     assert (np.cumsum(rows, axis=0)[-1] != exact).any()  # as plain sums are not
@@ -173,7 +164,7 @@ BAD = {
         private(n=5_000), num_rows=5_000
     ),
     "estimator must be one that adds influences: .* got Median": lambda: updated(
-        private(MedianOfMeans(CLIPPING, 2), n=12, sampled=False)
+        private(estimators.MedianOfMeans(CLIPPING, 2), n=12, sampled=False)
     ),
     "optax.inject_hyperparams must not stand around accumulate": lambda: (
         optax.inject_hyperparams(lambda noise: accumulate(private(), num_pieces=2))(

@@ -1,5 +1,6 @@
 """`scale_by_dp_adam`: its formula, what noise leaves in it, where it must not stand."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -46,9 +47,7 @@ def test_formula(kind):
         v = 0.9 * v + 0.1 * (g**2 - s**2)
         root = np.sqrt(np.maximum(v / (1 - 0.9**t), 0.2 * s**2))
         expected = split(m / (1 - 0.8**t) / (root + 1e-3))
-        jax.tree.map(
-            lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4), update, expected
-        )
+        chex.assert_trees_all_close(update, expected, rtol=1e-4)
 
 
 ESTIMATORS = {

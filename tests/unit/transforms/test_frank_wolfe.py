@@ -8,7 +8,7 @@ import pytest
 from dp_accounting.rdp import RdpAccountant
 
 from dpjax import REPLACE_ONE
-from dpjax.constraints import Box, L1Ball, Polytope, Simplex
+from dpjax.constraints import L1Ball, Polytope, Simplex
 from dpjax.estimators import Winsorization
 from dpjax.transforms import frank_wolfe
 
@@ -92,8 +92,3 @@ def test_updates_beyond_the_limit_are_clipped():
 
     for huge in (jnp.inf, 3e38):
         np.testing.assert_array_equal(update(huge), update(1.0))
-
-
-def test_what_is_bad_there_alone():
-    with pytest.raises(ValueError, match="constraint must be a set with vertices"):
-        transform(Box(-1.0, 1.0))

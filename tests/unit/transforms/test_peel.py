@@ -35,12 +35,9 @@ def test_the_largest_entries_stay(noise):
 def test_noise_of_released_entries(noise):
     # Two-sided test with false alarm 1e-6 at the right scale; it rejects 2/3 and 3/2.
     sparsity, rho, sensitivity, num_draws = 2, 0.02, 0.01, 4000
-    law = {
-        "gumbel": scipy.stats.norm(scale=sensitivity * math.sqrt(sparsity / rho)),
-        "laplace": scipy.stats.laplace(
-            scale=sensitivity * math.sqrt(2.5 * sparsity / rho)
-        ),
-    }[noise]
+    laws = {"gumbel": (scipy.stats.norm, 1), "laplace": (scipy.stats.laplace, 2.5)}
+    kind, rounds = laws[noise]
+    law = kind(scale=sensitivity * math.sqrt(rounds * sparsity / rho))
     params = jnp.array([50.0, -50.0, 0.0])
 
     def release(key):

@@ -10,31 +10,22 @@ import numpy as np
 import optax
 import pytest
 import scipy.stats
+from jax.flatten_util import ravel_pytree
 
 import dpjax
-from dpjax import ADD_OR_REMOVE_ONE, REPLACE_ONE
+from dpjax import ADD_OR_REMOVE_ONE, REPLACE_ONE, estimators
 from dpjax.accounting._smooth import calibrate_smooth_noise, smooth_noise_rho
-from dpjax.estimators import (
-    AdaptiveThreshold,
-    Clipping,
-    MedianOfMeans,
-    Scaled,
-    SmoothedTruncation,
-    TrimmedMean,
-    Truncation,
-    Winsorization,
-)
 from dpjax.gradients import streamed_grad
 from dpjax.mechanisms import BandedToeplitz, BinaryTree, BufferedToeplitz
 from dpjax.transforms import aggregate, dp_sgd, privatize
 
 FALSE_ALARM = 1e-6
-WINSORIZATION = Winsorization(1.0)
+WINSORIZATION, TRUNCATION = estimators.Winsorization(1.0), estimators.Truncation(1.0)
 ESTIMATORS = {
-    "clipping": Clipping(2.0),
-    "winsorization": Winsorization(3.0),
-    "smoothed": SmoothedTruncation(1.5),
-    "medians": MedianOfMeans(Truncation(0.5), 3),
+    "clipping": estimators.Clipping(2.0),
+    "winsorization": estimators.Winsorization(3.0),
+    "smoothed": estimators.SmoothedTruncation(1.5),
+    "medians": estimators.MedianOfMeans(estimators.Truncation(0.5), 3),
 }
 
 
@@ -118,7 +109,7 @@ def test_a_mask_is_of_a_batch_that_was_sampled():
 @pytest.mark.parametrize("is_whole", [True, False], ids=["the chain", "its first"])
 def test_injected_hyperparameters(is_whole, key):
     def inner(noise_multiplier):
-        return private(Truncation(1.0), noise_multiplier, key)
+        return private(TRUNCATION, noise_multiplier, key)
 
     def whole(noise_multiplier):
         return dpjax.chain(inner(noise_multiplier), optax.scale(1.0))
@@ -139,7 +130,7 @@ def test_injected_hyperparameters(is_whole, key):
     with jax.numpy_dtype_promotion("standard"):
         noisy, state = update(optimizer.init(params))
         mean, _ = update(state)
-    stddev = 2.0 * Truncation(1.0).sensitivity(4, 2_000).l2
+    stddev = 2.0 * TRUNCATION.sensitivity(4, 2_000).l2
     low, high = stddev_bounds(2_000)
     assert low < np.sqrt(np.mean(np.square(noisy - 0.5))) / stddev < high
     np.testing.assert_allclose(mean, 0.5, rtol=1e-6)
@@ -151,17 +142,14 @@ def test_injected_hyperparameters(is_whole, key):
 def test_dp_sgd_is_the_chain(rate, name):
     grads = jnp.asarray(np.random.default_rng(0).standard_t(2, (10, 4)), jnp.float32)
     mask, results = {"is_padding_example": jnp.arange(10) == 3}, []
-    for make in (
-        partial(dp_sgd, rate),
-        lambda *args, **options: optax.chain(
-            privatize(*args, **options), optax.sgd(rate)
-        ),
-    ):
-        optimizer = make(
-            Truncation(1.0),
-            **{"noise_multiplier": 0.5, "normalize_by": 12.0},
-            **{"noise": name and STRATEGIES[name], "key": jax.random.key(7)},
-        )
+    options = {"noise_multiplier": 0.5, "noise": name and STRATEGIES[name]}
+
+    def chained(*args, **options):
+        return optax.chain(privatize(*args, **options), optax.sgd(rate))
+
+    for make in (partial(dp_sgd, rate), chained):
+        key = jax.random.key(7)
+        optimizer = make(TRUNCATION, key=key, normalize_by=12.0, **options)
         first, state = optimizer.update(grads, optimizer.init(grads[0]), **mask)
         results.append((first, optimizer.update(grads, state, **mask)[0]))
     jax.tree.map(np.testing.assert_array_equal, *results)
@@ -169,15 +157,17 @@ def test_dp_sgd_is_the_chain(rate, name):
 
 
 def without_noise(make):
-    return lambda key, noise_multiplier, **options: make(Clipping(1.0), **options)
+    return lambda key, noise_multiplier, **options: make(
+        estimators.Clipping(1.0), **options
+    )
 
 
-ADAPTIVE = AdaptiveThreshold(Clipping(1.0), lower=0.1, upper=9.0)
+ADAPTIVE = estimators.AdaptiveThreshold(estimators.Clipping(1.0), lower=0.1, upper=9.0)
 DIVIDING = {
-    "privatize": partial(privatize, Clipping(1.0)),
-    "of scaled": partial(privatize, Scaled(Clipping(1.0), 2.0)),
+    "privatize": partial(privatize, estimators.Clipping(1.0)),
+    "of scaled": partial(privatize, estimators.Scaled(estimators.Clipping(1.0), 2.0)),
     "of adaptive": partial(privatize, ADAPTIVE),
-    "dp_sgd": partial(dp_sgd, 0.1, Clipping(1.0)),
+    "dp_sgd": partial(dp_sgd, 0.1, estimators.Clipping(1.0)),
     "aggregate": without_noise(aggregate),
     "robust_grad": without_noise(partial(dpjax.robust_grad, jnp.multiply)),
 }
@@ -195,11 +185,12 @@ def test_a_private_size_divides_nothing(name, key):
         make(relation=ADD_OR_REMOVE_ONE, user_ids=jnp.arange(4), num_users=4)
 
 
+TRIMMED = estimators.TrimmedMean(0.25, -1.0, 1.0)
 EACH_FIRST = {
-    "aggregate": lambda key: aggregate(Truncation(1.0)),
-    "privatize": lambda key: private(Truncation(1.0), key=key),
-    "dp_sgd": lambda key: dp_sgd(0.1, Truncation(1.0), noise_multiplier=1.0, key=key),
-    "trimmed mean": lambda key: private(TrimmedMean(0.25, -1.0, 1.0), key=key),
+    "aggregate": lambda key: aggregate(TRUNCATION),
+    "privatize": lambda key: private(TRUNCATION, key=key),
+    "dp_sgd": lambda key: dp_sgd(0.1, TRUNCATION, noise_multiplier=1.0, key=key),
+    "trimmed mean": lambda key: private(TRIMMED, key=key),
 }
 each_first = pytest.mark.parametrize("name", EACH_FIRST)
 
@@ -290,16 +281,12 @@ def test_it_is_independent_noise_of_the_same_keys(name):
     matrix = STRATEGIES[name].matrix()
     for x, z in zip(*map(jax.tree.leaves, (correlated, independent)), strict=True):
         assert np.abs(z).min() > 0
-        np.testing.assert_allclose(
-            matrix @ np.asarray(x, np.float64).reshape(T, -1),
-            z.reshape(T, -1),
-            rtol=1e-5,
-            atol=1e-5,
-        )
+        x, z = (np.float64(y).reshape(T, -1) for y in (x, z))
+        np.testing.assert_allclose(matrix @ x, z, rtol=1e-5, atol=1e-5)
 
 
 # -- Noise by smooth sensitivity ------------------------------------------------------
-ESTIMATOR = TrimmedMean(0.1, -1.0, 1.0)
+ESTIMATOR = estimators.TrimmedMean(0.1, -1.0, 1.0)
 
 
 def privatized(estimator, *, rho, key):
@@ -328,13 +315,9 @@ def test_noise_is_the_multiplier_times_the_smooth_sensitivity(key):
     mean, sensitivity = jax.jit(
         lambda x: ESTIMATOR.with_smooth_sensitivity(x, noise.smoothness)
     )(grads)
-    units = [
-        (x - y) / (noise.multiplier * s)
-        for x, y, s in zip(
-            *map(jax.tree.leaves, (released, mean, sensitivity)), strict=True
-        )
-    ]
-    units = np.concatenate([np.ravel(x) for x in units]).astype(np.float64)
+    trees = (ravel_pytree(tree)[0] for tree in (released, mean, sensitivity))
+    x, y, s = map(np.float64, trees)
+    units = (x - y) / (noise.multiplier * s)
     assert units.size == d
     nodes, weights = np.polynomial.hermite_e.hermegauss(120)
     weights /= weights.sum()
