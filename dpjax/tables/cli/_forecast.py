@@ -356,7 +356,7 @@ def _two_digits(number: float) -> int:
 
 
 def _with_curves(data: Dataset, knots: tuple[float, ...]) -> Dataset:
-    """Returns `data` with splines of its numbers, linear between `knots`, added."""
+    """Returns `data` with hat functions (at `knots`) of its numbers as new features."""
     columns = list(bending_features(data.schema))
 
     def bent(rows: np.ndarray) -> np.ndarray:

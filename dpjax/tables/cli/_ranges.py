@@ -174,9 +174,9 @@ def release_ranges(
 def _features(standard: Standard, *, may_bend: bool) -> list[Numeric]:
     """Returns the released center and scale of each column, with a limit for clipping.
 
-    `standard` is released. Scaled features have about unit size, or less if there are
-    more than eight, so that default steps are stable. With `may_bend` features may have
-    curves: most numbers are within two scales, where the curves' knots are.
+    `standard` has the released numbers. Scaled features have about unit size, or less
+    if there are more than eight, so that default steps are stable. With `may_bend`, for
+    curves, most numbers are within two scales, where the curves' knots are.
     """
     centers, scales = standard.centers, standard.scales
     reach = np.minimum(standard.high - centers, _MOST_SCALES * scales)

@@ -335,7 +335,7 @@ class Statistics(NamedTuple):
 
     @property
     def known(self) -> tuple[np.ndarray, float]:
-        """Noisy counts (G,) of records with a value by group, and the noise's variance."""
+        """Noisy counts (G,) of the groups' records with a value, and their variance."""
         # Two releases count numbers, so that counts are weighted by their variances.
         cells, variance = self.cells[: len(self.labels)], self.stddev**2
         total, variance = np.sum(cells, axis=0, dtype=float), len(cells) * variance
@@ -543,7 +543,7 @@ def _shares(
 
     `num_records` is the public size of a single group. If it is None, N is the sum of k
     noisy counts, and the noise of a share p = c / N has variance ((1 - p)^2 + (k - 1)
-    p^2) stddev^2 / N^2.
+    p^2) stddev^2 / N^2. Errors are infinite if the noise hides N.
     """
     counts, stddev = release.cells, release.stddev
     if num_records is not None:
