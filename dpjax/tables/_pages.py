@@ -130,7 +130,7 @@ def figures() -> Any:
 
 
 class Shape(NamedTuple):
-    """The contribution of a column to the score, up to a constant."""
+    """The contribution of a column to a model's score, which is before the link."""
 
     # Numbers of the column, between which the function is linear, or categories, (m,).
     grid: np.ndarray
@@ -165,13 +165,13 @@ def plot(
     title: Sequence[str] = (),  # lines above the panels
     is_factor: bool = False,
     is_dark: bool = False,  # light on dark
-    # By title, a grid with lower and upper ends, drawn where they are finite.
+    # Intervals by title: grid, lower and upper ends (m,); drawn where they are finite.
     bands: Mapping[Any, tuple[np.ndarray, np.ndarray, np.ndarray]] | None = None,
 ) -> Any:
     """Returns a matplotlib figure with a panel for each shape; all share one axis.
 
-    Of too many categories a panel shows those with the largest values. With `is_factor`
-    the axis shows exponentials of the values.
+    Of more than 64 categories a panel shows those with the largest values. With
+    `is_factor` the axis shows exponentials of the values.
     """
     figure_of = figures()
     paper, ink, rule, colors = DARK if is_dark else LIGHT
@@ -228,13 +228,13 @@ def plot(
 
 
 class _Panel(NamedTuple):
-    """A drawn shape: title, width in columns, inches below the axes, and band."""
+    """A panel of a figure, before it is drawn: a shape with its intervals."""
 
     title: str
     shape: Shape
-    span: int = 1
-    depth: float = _BELOW
-    band: np.ndarray | None = None
+    span: int = 1  # its width, in panels of normal width
+    depth: float = _BELOW  # the space below the axes, in inches
+    band: np.ndarray | None = None  # (2, m), the ends of intervals
 
     @classmethod
     def of(cls, name: Any, shape: Shape, band: np.ndarray | None) -> "_Panel":
@@ -268,7 +268,7 @@ def _rows(panels: Iterable[_Panel]) -> Iterator[list[_Panel]]:
 def _draw(
     panel: Any, shape: Shape, colors: tuple[str, ...], band: np.ndarray | None
 ) -> list[Any]:
-    """Draws a shape and its band (2, m) on axes `panel`; returns lines for a legend."""
+    """Draws a shape and intervals `band` (2, m) on axes `panel`; returns its lines."""
     panel.set_prop_cycle(color=colors)
     is_known = np.zeros(len(shape.grid), bool)
     if band is not None:

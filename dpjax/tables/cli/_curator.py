@@ -66,7 +66,7 @@ _TEMPLATE = Numeric(0.0, 1.0)
 
 
 class Cells(NamedTuple):
-    """Counts of the cells of a column."""
+    """Counts of a column's cells, by whether training can use them."""
 
     total: int
     missing: int  # cells without a value
@@ -77,7 +77,7 @@ class Cells(NamedTuple):
     # Cells with the commonest value outside the categories, if it is common enough to
     # be the reference level.
     reference: int = 0
-    level: str = ""  # the reference level
+    level: str = ""  # the reference level: a category without a feature
     undecoded: int = 0  # missing cells whose bytes do not decode
 
     @property
@@ -142,10 +142,10 @@ def warn_curator(
 def _findings(
     kinds: Mapping[str, _schema.Kind], cells: Mapping[str, Cells], target: str | None
 ) -> Iterator[str]:
-    """Yields a message for each column with nearly no usable cell, or many far ones.
+    """Yields a message for each column with nearly no usable cell, or many far numbers.
 
     `kinds` (the schema's declarations) and `cells` (counts of cells) are by column;
-    `target` is the column to predict, if there is any.
+    `target` is the column to predict, if there is any. Far is as in `count_cells`.
     """
     numeric = [kind for kind in kinds.values() if isinstance(kind, Numeric)]
     is_template = all(kind == _TEMPLATE for kind in numeric)
@@ -161,9 +161,9 @@ def _findings(
 def _remarks(
     kinds: Mapping[str, _schema.Kind], cells: Mapping[str, Cells], target: str | None
 ) -> Iterator[str]:
-    """Yields messages on cells that training cannot use, such as missing targets.
+    """Yields messages on missing targets, undecodable bytes and unlisted categories.
 
-    `_findings` has the same arguments, and messages on columns without usable cells.
+    Arguments are as in `_findings`, which finds columns that can hardly be used.
     """
     for name, kind in kinds.items():
         counts = cells[name]
@@ -188,8 +188,8 @@ def _remarks(
 def _unmatched(labels: tuple[str, ...], cells: Cells, *, is_target: bool) -> str:
     """Returns a message if too few cells have one of the schema's `labels`, else "".
 
-    A target has a single label, that of the positive class. If nearly all cells have
-    it, there is a message, too.
+    `cells` are counts of the column's cells. A target has a single label, that of the
+    positive class: then there is also a message if nearly all cells have it.
     """
     share, used = cells.used / max(cells.total, 1), cells.of_all(cells.used)
     if is_target:
@@ -214,9 +214,9 @@ def _unmatched(labels: tuple[str, ...], cells: Cells, *, is_target: bool) -> str
 def _unread(kind: Any, cells: Cells, *, is_template: bool) -> str:
     """Returns a message if nearly no cell is a number, or many are far, else "".
 
-    Far numbers are over five scales from the center that `kind` declares, or above its
-    maximum. With `is_template` all centers and scales are still the 0 and 1 of the
-    template schema, and fewer far numbers give a message.
+    `kind` is the schema's declaration of the column, and `cells` counts its cells; far
+    is as in `count_cells`. With `is_template` all centers and scales are still the 0
+    and 1 of the template schema, and fewer far numbers give a message.
     """
     is_amount = isinstance(kind, BoundedColumn)
     if cells.used <= _NEARLY_NONE * cells.total:
@@ -241,7 +241,7 @@ def _unread(kind: Any, cells: Cells, *, is_template: bool) -> str:
 def _rows(
     kinds: Mapping[str, _schema.Kind], cells: Mapping[str, Cells], target: str | None
 ) -> Table:
-    """Returns the table that `check` prints: a row per column, with shares of cells."""
+    """Returns the table of `check`, by column; the arguments are as in `_findings`."""
     lines, right = [], ["missing", "not read", "beyond 5 scales"]
     for name, kind in kinds.items():
         counts = cells[name]
@@ -276,9 +276,10 @@ def _percent(count: int, total: int) -> str:
 def count_cells(
     kind: Numeric | Categorical | BoundedColumn | None, column: Column
 ) -> Cells:
-    """Returns how many cells of a column are missing, not read, or far from its center.
+    """Returns counts of a column's cells: how many are missing, not readable, or far.
 
-    `kind` is the schema's declaration; None stands for numbers of unknown range.
+    `kind` is the schema's declaration; None stands for numbers of unknown range. Far
+    numbers are over five scales from the center, or above the maximum.
     """
     is_used = (kind or Numeric()).is_read(column)
     unused = count_texts(column[np.flatnonzero(~is_used)])
@@ -318,11 +319,11 @@ def count_texts(column: Column) -> Counter[str]:
 
 
 def _of_categories(cells: Cells, texts: Mapping[str, int]) -> Cells:
-    """Returns `cells` with the reference level: the commonest text of no category.
+    """Returns `cells`, counts of a categorical column's cells, with a reference level.
 
-    `texts` counts the texts in none of the schema's categories. The reference level is
-    the category without a feature, which the intercept stands for. A rare text is no
-    level, but an example of unread cells.
+    This is the category without a feature, so the schema does not list it: it is taken
+    to be the commonest text in `texts`, the counts of unlisted texts. If that is in
+    under 1 % of all cells, it is only the example of cells that match no category.
     """
     common = [text[:_LONGEST] for text, _ in Counter(texts).most_common(2)]
     most = max(texts.values(), default=0)
@@ -348,7 +349,7 @@ def say_to_curator(texts: Iterable[str]) -> None:
 
 
 def remarks_on_lines(path: Path, text_format: TextFormat) -> Iterator[str]:
-    """Yields messages on lines of a text file that may be no record, such as a sum."""
+    """Yields messages on lines of a text file that may be no record, such as totals."""
     for name, lines in surveys(path, text_format).items():
         if lines.one_more >= _NEARLY_ALL * lines.records > 0:
             yield (
@@ -392,7 +393,7 @@ def undecoded(cells: Cells) -> str:
 
 
 def _look(text: str) -> str:
-    """Returns advice for reading "8%" or "1,509" as a number; "" if there is none."""
+    """Returns advice on reading "8%" or "1,509" as a number; "" if there is none."""
     plain = text.replace("\u00a0", " ").replace("\u202f", " ").replace("\u2019", "'")
     if re.fullmatch(r"[+-]?[\d.,' ]+%", plain):
         return "write 0.12 for 12%"
@@ -467,7 +468,7 @@ _YES = ("yes", "true", "1", "y", "t")
 
 
 def guess_names(path: Path, names: Sequence[str]) -> dict[str, Guess]:
-    """Returns guesses of what columns hold, from names and Parquet types alone."""
+    """Returns guesses of columns' contents from `names` and the file's types alone."""
     guesses = {name: guess_name(name) for name in names}
     for name, kind in declared_kinds(path).items():
         guess = guesses[name]
@@ -493,7 +494,7 @@ def guess_name(name: str) -> Guess:
 
 
 def guess_cells(column: Column) -> Guess:
-    """Returns a guess of center and scale, or categories, from cells: not private."""
+    """Returns a guess of a column's center and scale, or categories: not private."""
     known = float32_of(column)
     known = known[~np.isnan(known)]
     texts = {t: count for t, count in count_texts(column).items() if not is_mark(t)}
@@ -526,7 +527,7 @@ def schema_text(
 ) -> str:
     """Returns the text of a schema in TOML, which the user is to correct.
 
-    Each guess becomes a section, or a comment on why the column is left out.
+    Each guess, by column, becomes a section, or a comment on why it is left out.
     """
     sections, has_exposure = [], False
     for name, guess in guesses.items():

@@ -51,7 +51,7 @@ class Budget(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Plan:
-    """A fully specified training; every entry is public."""
+    """A training before it runs: loss, budget and arguments; every entry is public."""
 
     loss: LossName
     power: float | None  # of the Tweedie loss; None for its default
@@ -126,7 +126,7 @@ class Score(NamedTuple):
 
 
 def fit(plan: Plan, rows: tuple[Any, ...], *, key: Key, **options: Any) -> Solution:
-    """Returns a fitted linear model; an additive one if the plan has `smooth` features.
+    """Returns a fitted linear model, or an additive one if the plan has curves.
 
     `rows` are features (n, d) with a last column of ones, targets (n,), and weights and
     exposures (n,) or None, as shares of their public maximum. A record without exposure
@@ -163,7 +163,7 @@ def rows_of(data: Dataset) -> tuple[np.ndarray | None, ...]:
 
 
 def training_privacy(plan: Plan, data: Dataset) -> PrivacyGuarantee:
-    """Returns the guarantee of `train_private` before it runs, from shapes alone."""
+    """Returns the guarantee of `train_private`, from the shapes of `data` alone."""
 
     def as_shape(x: np.ndarray) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(x.shape, jnp.float32)
@@ -181,7 +181,7 @@ def train_private(
     on_step: OnStep,  # takes a name, the steps done and their number, for a bar
     run_folder: RunFolder | None = None,  # of --checkpoint
 ) -> Solution:
-    """Returns the solution of the planned private solver on the training records.
+    """Returns the model and guarantee of the planned training, on the training records.
 
     With a `run_folder`, the solver saves its states there, and resumes from them.
     """
@@ -210,9 +210,9 @@ def compare(
 ) -> list[Score]:
     """Returns scores of models of a public data set, with the `private` model last.
 
-    It is compared on test records with the best constant prediction and a linear model,
-    both without privacy; and, if the plan has arguments, such as curves, with a plain
-    linear model at the same budget.
+    `private` is the result of `train_private`. It is compared on test records with the
+    best constant and a linear model, both without privacy; and, if the plan has curves
+    or other arguments, with a plain linear model at the same budget.
     """
     linear = dataclasses.replace(plan, arguments={})
     exact = dataclasses.replace(linear, budget=Budget(NO_PRIVACY, plan.budget.delta))
@@ -307,7 +307,7 @@ def evaluate(
     *,
     key: Key,
 ) -> Evaluation:
-    """Releases private scores on the held-out records, which training must not use.
+    """Releases private scores of a model, and of a constant, on the held-out records.
 
     Privacy:
         The guarantee is `privacy`, which `evaluation_privacy` returns. With units,

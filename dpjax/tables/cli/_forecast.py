@@ -93,15 +93,15 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Forecast:
-    """Compares models at each epsilon with a model without privacy and a constant."""
+    """The result of `dpjax plan`: the quality of models of simulated records."""
 
     settings: _settings.ForecastSettings
     loss: _settings.LossName
     seed: int
     num_features: int
-    constant: Outcome
-    outcomes: tuple[Outcome, ...]
-    ideal: Outcome
+    constant: Outcome  # of the best constant prediction
+    outcomes: tuple[Outcome, ...]  # at each epsilon
+    ideal: Outcome  # of the best model without privacy
 
     @property
     def delta(self) -> float:
@@ -114,7 +114,7 @@ class Forecast:
         return "AUC" if self.loss == "logistic" else "R2"
 
     def tables(self) -> Iterator[list[list[str]]]:
-        """Yields tables, titles first: models' scores, then bounds on attacks."""
+        """Yields tables of texts, titles first: models' scores, bounds on attacks."""
         wanted = self.settings.width
         lines = [["model", f"{self.loss} loss", self.score, "95 % interval"]]
         lines[0] += [] if wanted is None else [f"records for {wanted:g}"]
@@ -136,7 +136,7 @@ class Forecast:
         yield lines
 
     def texts(self) -> list[str]:
-        """Returns paragraphs of the template `plan.md`: explanations and advice."""
+        """Returns explanations and advice: paragraphs of `plan.md`, filled in."""
         asked, least, best = self.settings, self.constant.loss, self.ideal.loss
         goal = least - _MOST_OF * (least - best)
         enough = [x for x in self.outcomes if x.loss <= goal]
@@ -192,7 +192,7 @@ class Forecast:
 
 
 def forecast(settings: _settings.ForecastSettings) -> None:
-    """Runs `dpjax plan`: prints and writes models' quality on simulated records."""
+    """Runs `dpjax plan`: shows models' quality by epsilon, on simulated records."""
     folder = settings.output
     if folder is not None:
         _files.check_folder("--output", folder, names=_FILES)
@@ -244,7 +244,7 @@ def forecast(settings: _settings.ForecastSettings) -> None:
 
 @dataclass(frozen=True, eq=False)
 class _Made:
-    """Fits models of records that are simulated from a schema."""
+    """Fits models of records that are simulated from a schema, for `forecast`."""
 
     settings: _settings.ForecastSettings
     schema: Schema
@@ -262,9 +262,8 @@ class _Made:
     def without_privacy(self) -> tuple[Outcome, Outcome]:
         """Returns the quality of the best model without noise, and of a constant.
 
-        The best is linear, or has curves for all columns of numbers; its loss and score
-        may come from different models. A private additive model has curves only where
-        they lower the loss by more than the noise could.
+        Linear models and models with curves for all columns of numbers are tried; the
+        best loss and the best score may come from different models.
         """
         plan, data = self._plan(NO_PRIVACY, "linear")
         nothing = PrivacyGuarantee.non_private()
@@ -294,8 +293,8 @@ class _Made:
     ) -> int | None:
         """Returns about how many records give coefficients intervals of `width`.
 
-        The search starts from the widths for --rows records, at `epsilon` (in
-        `outcome`) and without noise (in `ideal`). A squared width is modeled as a / n,
+        The search starts from the widths for --rows records, which `outcome` has for
+        `epsilon` and `ideal` without noise. A squared width is modeled as a / n,
         for the sampling of records, plus b / n^2, for the privacy noise. Each fit gives
         the next n to try, until it is within 10 per cent of the last. The number is
         rounded up to two digits; None if the search finds none.
@@ -357,7 +356,7 @@ def _two_digits(number: float) -> int:
 
 
 def _with_curves(data: Dataset, knots: tuple[float, ...]) -> Dataset:
-    """Returns `data` with more features, linear splines of its columns of numbers."""
+    """Returns `data` with hat functions (at `knots`) of its numbers as new features."""
     columns = list(bending_features(data.schema))
 
     def bent(rows: np.ndarray) -> np.ndarray:
@@ -375,7 +374,7 @@ def _judge(plan: Plan, data: Dataset, solution: Solution) -> tuple[float, float]
 
 
 def _measure(plan: Plan, predictions: np.ndarray, data: Dataset) -> tuple[float, float]:
-    """Returns mean test loss and AUC (or R2), of predictions (n,) before the link."""
+    """Returns test loss and score, AUC or R2, of predictions (n,) before the link."""
     targets, at = data.test_targets, jnp.asarray(predictions)
     loss = float(jnp.mean(plan.loss_fn.value(at, targets)))
     if data.task == "classification":
@@ -407,7 +406,6 @@ def made_records(
     target, of its log odds (with logistic noise; McKelvey and Zavoina 1975), or of the
     logarithm of an amount. The noise is Student's in targets and lognormal in amounts.
     The share `base_rate` of labels is positive; with the tweedie loss, of amounts.
-    Exposures are 1, and weights are equal.
     """
     rng = np.random.default_rng(seed)
     size = num_samples + NUM_TEST

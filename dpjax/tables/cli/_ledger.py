@@ -61,7 +61,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Ledger:
-    """A limit, and the runs so far."""
+    """The limit of privacy loss for all runs on a table, and the runs so far."""
 
     limit: PrivacyFilter  # before any run has spent
     unit: str | None = None  # whose values are protected, each with all its records
@@ -141,7 +141,7 @@ def show(settings: ShowLedgerSettings) -> None:
 
 
 def said_left(filled: PrivacyFilter) -> str:
-    """Returns a sentence on the privacy left in a ledger, as the epsilon of one run."""
+    """Returns a sentence on the budget that a ledger's filter has left."""
     left = filled.left
     if left.divergence <= 0:
         return "Nothing is left."

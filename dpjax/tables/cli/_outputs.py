@@ -231,7 +231,7 @@ def show(console: Console, trained: Trained) -> None:
 
 
 def show_units_and_sample(console: Console, run: Run) -> None:
-    """Prints what is public on units of privacy, and a sample's sizes and budgets."""
+    """Prints public facts on a run's units of privacy and random sample, if any."""
     if run.table is not None and run.table.units is not None:
         console.print(run.table.units.public)
     if (sample := run.sample) is not None:

@@ -65,9 +65,9 @@ class Ranges:
 def plan_ranges(table: Table, epsilon: float, delta: float) -> Ranges:
     """Returns the plan to release the centers and scales that the schema leaves open.
 
-    Only public facts are used. A column's scale exceeds the noise if `least_seen`
-    records have numbers of about its size. If this is over half of the records,
-    features are left out and the target gets the whole budget (`epsilon`, `delta`).
+    Only public facts are used. From a budget follows how many records must have numbers
+    of about one size, so that a column's scale exceeds the noise. If they are over half
+    of all records, features are left out, and the target gets the full budget.
     """
     names, num_samples = table.open_columns(), table.num_samples
     rule = "left out where the schema leaves no center and scale open"
@@ -174,9 +174,9 @@ def release_ranges(
 def _features(standard: Standard, *, may_bend: bool) -> list[Numeric]:
     """Returns the released center and scale of each column, with a limit for clipping.
 
-    Scaled features have about unit size, or less if there are more than eight, so that
-    default step sizes are stable. With `may_bend` features may have curves, and most of
-    their numbers are within two scales, where the curves' knots are.
+    `standard` has the released numbers. Scaled features have about unit size, or less
+    if there are more than eight, so that default steps are stable. With `may_bend`, for
+    curves, most numbers are within two scales, where the curves' knots are.
     """
     centers, scales = standard.centers, standard.scales
     reach = np.minimum(standard.high - centers, _MOST_SCALES * scales)

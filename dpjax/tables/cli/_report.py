@@ -109,7 +109,8 @@ def blocks_of(
 ) -> Iterator[Block]:
     """Yields the titles, paragraphs, tables and pictures of a report.
 
-    `content` is the JSON that the run wrote, report.json or description.json.
+    `content` is the JSON of the run (report.json or description.json), `released` its
+    model or description, and `ledger` that of its table, if it is given.
     """
     privacy = _with_event(content, released.privacy)
     values = _values(content, released, privacy, ledger)
@@ -255,7 +256,7 @@ def _with_event(content: Content, privacy: PrivacyGuarantee) -> PrivacyGuarantee
 
 
 def _of_model(content: Content, model: Model) -> dict[str, list[Block]]:
-    """Returns the tables and pictures for models alone, by name in `report.md`."""
+    """Returns tables and pictures of a model, by their names in `report.md`."""
     settings = [
         [name.replace("_", " "), _plain(entry)]
         for name, entry in (content["arguments"] | content["stats"]).items()
@@ -286,7 +287,7 @@ def _of_model(content: Content, model: Model) -> dict[str, list[Block]]:
 
 
 def _public(content: Content, model: Model) -> Rows:
-    """Returns a table of what columns hold, and whether it was declared or released."""
+    """Returns a table of columns' ranges or categories, each declared or released."""
     ranges, exposure = content.get("ranges", {}).get("columns", {}), model.exposure
     kinds: dict[str, Any] = {**model.columns, model.target_name: model.target}
     if exposure is not None:
@@ -307,7 +308,7 @@ def _public(content: Content, model: Model) -> Rows:
 
 
 def _kind_of(kind: Any) -> str:
-    """Returns in words what a column of a kind holds: its categories or scale."""
+    """Returns in words what a column is declared to hold: categories or numbers."""
     if kind.categories:
         return f"categories: {_listed(kind.categories)}"
     if not isinstance(kind, Numeric):

@@ -39,7 +39,7 @@ from dpjax.tables.io._tables import column_names
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """A run before it begins; every attribute is public."""
+    """A run before it begins: budgets, guarantees, plan; every attribute is public."""
 
     settings: ReleaseOptions
     table: Table | None  # without its cells; None for a public data set

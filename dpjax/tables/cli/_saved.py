@@ -146,7 +146,10 @@ def _coefficients(model: Model) -> Iterator[tuple[str, str, list[float]]]:
 
 
 def _points(model: Model) -> Iterator[tuple[str, str, list[float]]]:
-    """Yields (column, position, [value]) of curves, after each column's [low, high]."""
+    """Yields (column, value of the column, [contribution]), for `weights_of`.
+
+    A column of numbers begins with the range [low, high] of its contributions.
+    """
     curves = model.curves
     bent = {model.feature_names[index] for index in curves.smooth}
     for key, (grid, values) in model.shapes().items():
@@ -275,7 +278,7 @@ def _said_of_cells(model: Model, columns: Mapping[str, Column]) -> Iterator[str]
 def _said_of_means(
     model: Model, columns: Mapping[str, Column], means: np.ndarray
 ) -> Iterator[str]:
-    """Yields a message if means (n,) are at their bounds; `columns` has exposures."""
+    """Yields a message if means (n,) are at an end of the range for their exposures."""
     if model.mean_range is None:
         return
     exposure, shares = model.exposure, 1.0

@@ -153,7 +153,10 @@ def check_target(target: str | None, names: list[str]) -> None:
 def check_columns(
     declared: Schema, target: str | None, path: Path, names: list[str]
 ) -> str | None:
-    """Returns the target's name, if any; raises if columns are missing or reused."""
+    """Returns the target's column, from --target (`target`) or the schema, or None.
+
+    Raises if a column is not in `names`, those of the file, or has two uses.
+    """
     asked, stated, bounded = target, declared.target_column, [*declared.bounded]
     unknown = [x for x in (*declared.columns, *bounded) if x not in names]
     target = target or stated
@@ -184,7 +187,7 @@ def _has(entry: Any, *names: str) -> bool:
 
 
 def _column(name: str, entry: Any, allows_empty: bool) -> Numeric | Categorical | None:
-    """Returns what the section [columns.name] declares; see `_numeric` for None."""
+    """Returns what the section [columns.name] declares; None if it is empty."""
     where = f"[columns.{toml_key(name)}]"
     if not _has(entry, "categories"):
         return _numeric(where, entry, allows_empty)

@@ -60,9 +60,9 @@ class Draw(NamedTuple):
     ) -> tuple[dict[str, Column], Units | None, Sample | None]:
         """Reads columns of a file in one pass, and keeps the records of the sample.
 
-        Returns cells by column, the units of privacy (None without `unit`), and the
-        sample's size. The size is None if the file has no more than `size` records or
-        units; the records are then in the file's order.
+        Returns cells by column, units of privacy (None without `self.unit`), and the
+        sizes of sample and file. The last is None if there are at most `self.size`
+        records or units: then all are read, in the file's order.
         """
         wanted = [*names, *([] if self.unit is None else [self.unit])]
         tags = Tags(self.key)
@@ -146,7 +146,7 @@ class Table:
         return dataclasses.replace(self, units=units, is_test=is_test)
 
     def parts(self) -> Iterator[bytes]:
-        """Yields the bytes of cells and public facts; their digest names the table."""
+        """Yields the bytes of cells and public facts, for a digest of the table."""
         units = self.units
         report = units and units.report()
         public = self.schema, self.target, [*self.columns], report, self.sample
@@ -182,9 +182,9 @@ class Table:
         return [name for name, kind in kinds.items() if kind is None]
 
     def with_ranges(self, ranges: Mapping[str, Numeric]) -> "Table":
-        """Returns the table with `ranges` as the undeclared centers and scales.
+        """Returns the table with centers and scales where its schema has none.
 
-        Columns that are undeclared and not in `ranges` are left out.
+        `ranges` has them by column. Other features without them are left out.
         """
         columns = {
             name: ranges.get(name, kind)
@@ -390,7 +390,7 @@ def blank_data(table: Table) -> Dataset:
 def _closed(
     table: Table,
 ) -> tuple[dict[str, Numeric | Categorical], Numeric | Categorical]:
-    """Returns the declarations of features and target; raises if a scale is open."""
+    """Returns declared features and target; raises if a center or scale is missing."""
     declared = {k: v for k, v in table.schema.columns.items() if v is not None}
     target = table.schema.target
     if target is None or len(declared) < len(table.schema.columns):

@@ -30,7 +30,7 @@ _WHOLE = re.compile(r"([+-]?[0-9]+)\.0?")
 
 @dataclass(frozen=True, eq=False)
 class Units:
-    """The units of a table's records."""
+    """The units of privacy, such as persons, that own the records of a table."""
 
     column: str  # with the names of units
     size: int  # k, the largest number of records of a unit that count
@@ -85,7 +85,7 @@ def units_of(
     cells: Iterable[Any] | Texts,  # of the column
     size: int,  # the largest number of records of a unit that count
     names: Iterable[str] | None = None,  # of all units, as `name_of` writes them
-    order: Sequence[str] | None = None,  # the units with places; None: all, sorted
+    order: Sequence[str] | None = None,  # the units that count; None: all, sorted
 ) -> Units:
     """Returns the units of privacy of a table, from the column with their names.
 
@@ -106,7 +106,7 @@ def units_of(
 
 
 def named(cells: Iterable[Any] | Texts) -> tuple[list[str], np.ndarray]:
-    """Returns names of units (a name may recur), and each cell's index in them (n,)."""
+    """Returns names of units (equal ones may recur), and each cell's index (n,)."""
     if isinstance(cells, Texts):
         texts, codes = cells.distinct
     elif isinstance(cells, np.ndarray) and cells.dtype != object:

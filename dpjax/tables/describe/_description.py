@@ -279,7 +279,7 @@ class Description:
 
 
 def numbers_of(description: Description) -> list[_pages.Block]:
-    """Returns blocks of an HTML page: how to read numbers, tables, and a picture."""
+    """Returns a description as blocks of an HTML page: advice, tables and a picture."""
     blocks: list[_pages.Block] = [
         _pages.Text(
             f"{description.reading} Counts have noise, and then are moved to the "

@@ -276,7 +276,7 @@ class Budget(NamedTuple):
 
 
 class Groups(NamedTuple):
-    """The group of each record."""
+    """A division of records into groups, such as regions, each with own statistics."""
 
     names: tuple[str, ...]
     codes: np.ndarray  # (n,), the group at each place, or -1 without a record
@@ -302,9 +302,9 @@ class Groups(NamedTuple):
     ) -> tuple[np.ndarray, np.ndarray, float, float]:
         """Releases counts of records by group (G groups) and by bin or category.
 
-        `cells` (n,) has each record's bin, below `num_cells`. Returns counts,
-        (num_cells, G), their standard errors, the stddev of the noise, and the noise
-        multiplier.
+        `cells` (n,) has each record's bin or category, from 0 to `num_cells` - 1.
+        Returns counts and standard errors, each (num_cells, G), and the stddev of the
+        noise and its noise multiplier.
         """
         joint = np.where(self.codes < 0, np.nan, self.codes * num_cells + cells)
         total = len(self.names) * num_cells
@@ -335,7 +335,7 @@ class Statistics(NamedTuple):
 
     @property
     def known(self) -> tuple[np.ndarray, float]:
-        """Noisy numbers of records with a value, by group (G,), and their variance."""
+        """Noisy counts (G,) of the groups' records with a value, and their variance."""
         # Two releases count numbers, so that counts are weighted by their variances.
         cells, variance = self.cells[: len(self.labels)], self.stddev**2
         total, variance = np.sum(cells, axis=0, dtype=float), len(cells) * variance
@@ -354,7 +354,10 @@ class Statistics(NamedTuple):
         return known + self.cells[-1], variance + self.stddev**2
 
     def divided(self, group: int, size: int) -> tuple[int, int]:
-        """Returns how many of a group's `size` records have a value, and have none."""
+        """Returns how many of a group's `size` records have a value, and have none.
+
+        They are estimates from noisy counts; `group` is an index below G.
+        """
         if self.counted is None:
             return size, 0
         (sizes, total), (known, variance) = self.size, self.known
@@ -498,9 +501,9 @@ def _rows_of(
     z: float,  # the normal quantile of the intervals
     scale: float,  # n / m, which multiplies counts of a sample
     *,
-    cells: np.ndarray | None = None,  # counts of groups, in place of the release's
+    cells: np.ndarray | None = None,  # counts of the categories; None: the release's
 ) -> Iterator[Row]:
-    """Yields a column's rows of the description, with intervals, for each group."""
+    """Yields a column's released numbers, each with its interval, for each group."""
     in_table = (0, len(groups.codes)), scale
     shares, share_errors = _shares(release, groups.num_records)
     for group, (group_name, size) in enumerate(zip(groups.names, sizes, strict=True)):
@@ -538,9 +541,9 @@ def _shares(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns shares (k, G) of k categories in G groups, and their standard errors.
 
-    `num_records` is the public size of a single group, or None. Then N is the sum of k
+    `num_records` is the public size of a single group. If it is None, N is the sum of k
     noisy counts, and the noise of a share p = c / N has variance ((1 - p)^2 + (k - 1)
-    p^2) stddev^2 / N^2.
+    p^2) stddev^2 / N^2. Errors are infinite if the noise hides N.
     """
     counts, stddev = release.cells, release.stddev
     if num_records is not None:
