@@ -320,7 +320,7 @@ class Runs:
 
     def guarantees(self, key: Key) -> list[PrivacyGuarantee]:
         """Returns the guarantee of a run with each candidate; runs are only traced."""
-        # Candidates in rows of arrays share one guarantee.
+        # Candidates in rows of arrays share one guarantee: the list then has one entry.
         results = []
         for i, (run, inputs) in enumerate(self.traced()):
             try:
