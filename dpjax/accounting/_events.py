@@ -143,7 +143,7 @@ def pure_epsilon(event: dpa.DpEvent, relation: NeighboringRelation) -> float:
         return 1 / event.noise_multiplier
     if isinstance(event, dp_event.DiscreteLaplaceDpEvent):
         return event.noise_parameter * event.sensitivity
-    # If a record is removed, its answer is missing, so that epsilon is inf.
+    # A removed record gives no answer to randomized response, so that epsilon is inf.
     if isinstance(event, dpa.RandomizedResponseDpEvent) and relation is REPLACE_ONE:
         noise, buckets = event.noise_parameter, event.num_buckets
         return math.log1p(buckets * (1 - noise) / noise)

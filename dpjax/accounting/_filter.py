@@ -35,7 +35,7 @@ _LARGEST_ORDER = 10**5
 
 
 class Spending(NamedTuple):
-    """The cost of a release in a filter."""
+    """The cost of a release in a filter: a Renyi divergence, and a delta."""
 
     divergence: float  # an upper bound of its Renyi divergence of the filter's order
     delta: float  # the probability that it fails; for Poisson batches, of overflow
@@ -203,7 +203,7 @@ class PrivacyFilter:
         if part.delta > 0 and known < math.inf:
             grown = 1 + math.exp(min(self.epsilon, 700.0))
             return Spending(known, grown * overflow_of(part.epsilon, part.delta, event))
-        # An answer is uniform with probability `flips`, and so is wrong half as often.
+        # Randomized response of this epsilon has a random answer as often as `flips`.
         flips = 2 / (1 + math.exp(part.epsilon)) if part.epsilon < 700 else 0.0
         response = self._divergence(RandomizedResponseDpEvent(flips, 2), REPLACE_ONE)
         return Spending(min(known, response), part.delta)

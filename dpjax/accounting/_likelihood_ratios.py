@@ -106,7 +106,7 @@ class RandomAllocationDpEvent(DpEvent):
 
 @dataclasses.dataclass(frozen=True)
 class Law:
-    """A law of the likelihood ratio under Q, on the grid e^(spacing * integer)."""
+    """The distribution under Q of a likelihood ratio P/Q, on a grid e^(spacing i)."""
 
     spacing: float  # distance of the logarithms of two points
     first: int  # the integer of the first point
@@ -223,9 +223,10 @@ def losses_of(law: Law) -> list[PrivacyLossDistribution]:
 
 
 def _epoch(num_steps: int, num_bins: int, shift: float, spacing: float) -> Law:
-    """Returns the law of an epoch's likelihood ratio, with a record to without it."""
-    # The record enters one random step of `num_bins`, of which num_steps are made, and
-    # moves its sum by `shift` stddevs of the noise. Log ratios are on a grid.
+    """Returns the distribution of an epoch's likelihood ratio, on a grid of its log."""
+    # The ratio is between the epoch's noisy sums with a record and without it. The
+    # record enters one random step of `num_bins`, of which num_steps are made, and
+    # moves its sum by `shift` stddevs of the noise.
 
     @functools.cache
     def mean_of(count: int, depth: int) -> Law:

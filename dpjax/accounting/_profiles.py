@@ -59,11 +59,11 @@ _ROOT_SLACK, _LARGEST_ROOT = 1e-9, 1e4
 
 @dataclasses.dataclass(frozen=True)
 class Profile:
-    """The known privacy bounds of one run of a mechanism."""
+    """Upper bounds of delta by epsilon for one run of a mechanism, as far as known."""
 
     pure: float  # the epsilon at delta = 0; inf if none is known
-    delta: Curve | None = None  # bounds (1) for epsilon >= 0; None: from `renyi`
-    frontier: Curve | None = None  # bounds (2); None: from `delta` and `renyi`
+    delta: Curve | None = None  # of epsilon, from 0 on; None: from `renyi`
+    frontier: Curve | None = None  # see `reach`; None: from the other fields
     # Orders above 1, and bounds of the Renyi divergences there.
     renyi: tuple[np.ndarray, np.ndarray] | None = None
 

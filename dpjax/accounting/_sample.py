@@ -38,8 +38,9 @@ from dpjax.accounting._sampled_gaussian import (
 def sample_budget(
     epsilon: float, delta: float, *, num_samples: int, sample_size: int
 ) -> tuple[float, float]:
-    """Returns the budget of all releases of a random sample, by its table's budget."""
-    # It inverts amplification by sampling: see `Sample.budget`.
+    """Returns the (epsilon, delta) that all releases of a sample may cost together."""
+    # `epsilon` and `delta` are the budget of the table from which the sample is drawn:
+    # the result inverts amplification by sampling, as `Sample.budget` explains.
     _validate.above_zero(epsilon=epsilon)
     _validate.delta(delta)
     prob = sampling_prob(num_samples, sample_size)

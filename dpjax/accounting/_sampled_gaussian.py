@@ -135,8 +135,8 @@ def fixed_size_losses(
     noise_multiplier: float, prob: float, interval: float
 ) -> PrivacyLossDistribution:
     """Returns the privacy loss distribution of a step on a batch of fixed size."""
-    # A record is replaced, which is in the batch with `prob`. Losses are multiples of
-    # `interval`; the delta of the step at such an epsilon is (1) of this module.
+    # The replaced record is in the batch with probability `prob`; noise_multiplier is
+    # stddev / sensitivity. Losses are multiples of `interval`; (1) has their deltas.
     largest = one_step_epsilon(noise_multiplier, _UNSEEN, prob)
     count = max(1, math.ceil(largest / interval))
     epsilons = interval * np.arange(count + 1)
@@ -219,7 +219,7 @@ def losses_where_replaced(
 def losses_where_removed(
     noise_multiplier: float, prob: float, interval: float
 ) -> PrivacyLossDistribution:
-    """Returns the privacy losses of a Poisson step for a record removed or added."""
+    """Returns the privacy loss distribution of a Poisson step under add/remove."""
     # Arguments are as for `fixed_size_losses`. The delta is (4) of this module.
     bound = 1 / noise_multiplier
     reach = -float(scipy.special.ndtri(_UNSEEN_OF_POISSON))
@@ -336,7 +336,7 @@ def _unit(run: Sampling) -> int:
 
 def event_of(multiplier: float, run: Sampling) -> DpEvent:
     """Returns the `dp_accounting` event of the steps of a run, for one record."""
-    # `multiplier` is stddev / sensitivity; `gaussian_event` has the units of events.
+    # `multiplier` is stddev / sensitivity; for the event's units see `gaussian_event`.
     if run.noise != "gaussian":
         rho = 0.5 / multiplier**2 if multiplier > 0 else math.inf
         return SelfComposedDpEvent(ZCDpEvent(rho), run.num_steps)
@@ -344,7 +344,7 @@ def event_of(multiplier: float, run: Sampling) -> DpEvent:
     if run.num_bins is not None:
         return RandomAllocationDpEvent(run.num_bins, run.num_steps, step)
     if run.num_samples is not None and run.batch_size is not None:
-        # The RDP accountant expects stddev / sensitivity, that is stddev / 2C.
+        # The RDP accountant expects stddev / sensitivity: the norm bound counts twice.
         step = SampledWithoutReplacementDpEvent(run.num_samples, run.batch_size, step)
     elif run.sampling_prob < 1:
         step = PoissonSampledDpEvent(run.sampling_prob, step)

@@ -185,7 +185,8 @@ def independent(sampling: Sampling) -> tuple[Sampling, float]:
     if sampling.strategy is None:
         return run, 1.0
     most, apart = sampling.max_participations, sampling.min_separation
-    # Without sampling the run costs one release of C g, else a record's own steps.
+    # Without sampling the run is one release, of the strategy's matrix times all means;
+    # with sampling it costs as much as the steps that a record may enter.
     if sampling.sampling_prob == 1:
         scale = sampling.strategy.sensitivity(
             max_participations=most, min_separation=apart

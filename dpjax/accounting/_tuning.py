@@ -62,7 +62,7 @@ _NUM_CELLS = 3_000
 
 @dataclasses.dataclass(frozen=True)
 class TrialCount:
-    """The distribution of K, by its name and its mean.
+    """The distribution of the number K of runs, by its name and its mean.
 
     The truncated distributions have K >= 1, so their mean is at least 1. The mean of a
     Poisson or binomial distribution includes K = 0.
@@ -140,7 +140,7 @@ class TrialCount:
             return np.where(k <= n, np.exp(log), 0.0)
         if self.excess == 0:
             return np.where(k == 1, 1.0, 0.0)
-        # `first` is the log of Pr[K = 1] = f'(0) = m e^-rise(1); the rest scales it.
+        # `first` is log Pr[K = 1]: Pr[K = 1] = m e^-rise(1) = f'(0) for f(x) = E x^K.
         shape, k_or_1 = _SHAPES[self.distribution], np.maximum(k, 1)
         first = math.log(self.mean) - (1 + shape) * math.log1p(self.excess)
         log = scipy.special.gammaln(k_or_1 + shape) - scipy.special.gammaln(k_or_1 + 1)
@@ -307,8 +307,8 @@ def _profile_price(profile: Profile, delta: float, law: TrialCount) -> float:
 def _support(profile: Profile, law: TrialCount) -> tuple[np.ndarray, np.ndarray]:
     """Returns slopes, increasing, and roots of lines that bound a function F(r).
 
-    F, (2) of this module, of a scaled likelihood ratio r of a run, gives the profile of
-    the best run. It is at most the maximum of 0 and of all slope (r - root):
+    The privacy profile of the best of K runs follows from a bound of F, (2) of this
+    module. F(r) is at most the maximum of 0 and of the lines slope (r - root):
     `docs/privacy/proofs/choices.md`, 6.4.
     """
 

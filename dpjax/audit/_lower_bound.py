@@ -250,8 +250,8 @@ def _positives(
     scores: list[np.ndarray], thresholds: np.ndarray, direction: int
 ) -> np.ndarray:
     """Returns how many scores are beyond each of k thresholds, of shape (k, 2)."""
-    # Columns are the data and the neighbor. Scores count from the threshold on: upwards
-    # for direction 1, downwards for -1.
+    # `scores` are two arrays, for the data and the neighbor: the columns. Scores count
+    # from the threshold on, upwards for direction 1, downwards for -1.
     if direction == 1:
         counts = [len(x) - np.searchsorted(np.sort(x), thresholds) for x in scores]
     else:
@@ -286,7 +286,7 @@ def _histogram(data: np.ndarray, neighbor: np.ndarray) -> tuple[float, Score]:
     edges = np.unique(np.quantile(both, _QUANTILES, method="inverted_cdf"))
 
     def cells(x: np.ndarray) -> np.ndarray:
-        # Cells are even between edges and odd on an edge: an atom has its own cell.
+        # A cell has an even number between edges, an odd one on an edge (for an atom).
         return np.searchsorted(edges, x, "left") + np.searchsorted(edges, x, "right")
 
     size = 2 * len(edges) + 1

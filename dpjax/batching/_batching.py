@@ -169,7 +169,7 @@ class Batching(abc.ABC):
         return batch, is_padding_example if has_padding else None
 
     def _check(self, state: BatchState, data: PyTree, axes: tuple[str, ...]) -> None:
-        """Raises `ValueError` unless this batching made the state for these data."""
+        """Raises `ValueError` unless `state` is of this batching and record count."""
         num_samples = _validate.leading_size(data, "data") * num_shares(axes)
         rule = f"one that {self}.init returned"
         is_fine = isinstance(state, BatchState) and state.batching == self
@@ -214,9 +214,9 @@ class Batching(abc.ABC):
     def _sampling(
         self, num_samples: int, num_steps: int
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Returns the fields of a `Sampling` for independent, and for correlated noise.
+        """Returns `Sampling` fields by name, for independent and for correlated noise.
 
-        With a strategy, a record enters at most max_participations of num_steps steps,
+        In the latter, a record enters at most max_participations of num_steps steps,
         any two of them at least min_separation apart (1 if consecutive), and each with
         probability sampling_prob if that is given.
         """

@@ -67,7 +67,7 @@ class Disjoint(Batching):
     """
 
     def _drawn(self, state, key, data, axis_name):
-        """Returns the batch of the state's step, and None or a mask of padding rows."""
+        """Returns the batch of the state's step, and a mask of padding, or None."""
         # On one device take a slice, which is cheaper than rows by index.
         if row_axes(data, axis_name):
             return super()._drawn(state, key, data, axis_name)

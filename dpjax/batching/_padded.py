@@ -45,7 +45,7 @@ class Padded(Batching):
         return self.expected_batch_size
 
     def _capacity(self, num_samples, num_steps, epsilon, delta):
-        """Returns the number of rows of a batch; raises if too few for the budget."""
+        """Returns the number of rows of a batch; raises if the budget needs more."""
         for name, value in (("epsilon", epsilon), ("delta", delta)):
             rule = f"given: the capacity of {self} depends on the budget"
             _validate.require(value is not None, name, value, rule)

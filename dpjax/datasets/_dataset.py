@@ -105,7 +105,8 @@ def assemble(
     **about: Any,
 ) -> Dataset:
     """Returns a `Dataset`: encoded columns and an intercept, in two sets of records."""
-    # `is_test` marks records of the test set; `about` are all other fields.
+    # `schema` tells how to encode them; `is_test` marks test records; `about` has all
+    # other fields.
     features, feature_names = encode(columns, schema)
     features = np.hstack([features, np.ones((len(features), 1), np.float32)])
     return Dataset(

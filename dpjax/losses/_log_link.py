@@ -198,11 +198,11 @@ class LogLink(LinearLoss):
         return jnp.where(inner == predictions, rising + falling, outside)
 
     def _beyond(self, predictions: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Returns how far predictions are outside the means' range, and curvatures.
+        """Returns each prediction's signed distance from a range, and a curvature.
 
-        Outside, the loss continues as a parabola of this curvature. The signed distance
-        from [log min_mean, log max_mean] is clipped to the parabola's length, enough
-        for a derivative of zero at any target, so that the best prediction is finite.
+        The range is [log min_mean, log max_mean]. Beyond it the loss continues as a
+        parabola of this curvature. The distance is clipped to its length, enough for a
+        derivative of zero at any target, so that the best prediction is finite.
         """
         low, high, y, p = self.min_mean, self.max_mean, self.max_target, self.power
         changes = 2 * low ** (2 - p), y * high ** (1 - p)

@@ -25,11 +25,11 @@ TOGETHER = 2**20  # entries; two words of random bits for each take 8 MiB
 def like(sampler: Callable[..., jax.Array], key: Key, tree: PyTree) -> PyTree:
     """Draws independent variables of a sampler in the shapes of a pytree of arrays.
 
-    `sampler` is called as `normal` is. Consecutive leaves of at most `TOGETHER` entries
-    in all are drawn as one vector, because a draw takes a quarter of a second to
-    compile. Each device draws its own part of a sharded leaf that is drawn alone, and
-    all of every other leaf. Groups depend only on shapes and dtypes, so sharding does
-    not change the noise.
+    `sampler` takes a key, a shape, a dtype and a sharding, as `normal` below does.
+    Consecutive leaves of one dtype, of at most `TOGETHER` entries in all, are drawn as
+    one vector, because a draw takes a quarter of a second to compile; every device
+    draws all of it, but only its own part of a sharded leaf that shares no vector.
+    Sharding does not change which leaves share a vector, nor the noise.
     """
     leaves, structure = jax.tree.flatten(tree)
     groups: list[list[jax.Array]] = []
@@ -51,7 +51,7 @@ def _together(sampler, key: Key, leaves: list[jax.Array]) -> list[jax.Array]:
         (leaf,) = leaves
         return [sampler(key, leaf.shape, leaf.dtype, jax.typeof(leaf).sharding)]
     sizes = [x.size for x in leaves]
-    # Unless it is materialized, XLA compiles the quantile again for each leaf.
+    # Without `materialized`, XLA compiles the sampler's quantile again for each leaf.
     vector = materialized(sampler(key, (sum(sizes),), leaves[0].dtype))
     drawn = []
     for leaf, part in zip(leaves, split(vector, sizes), strict=True):

@@ -182,7 +182,8 @@ def _scan(
     sampler, axes, key, score_fn, num_chunks, epsilon, sensitivity_range
 ) -> jax.Array:
     """Returns the index of the candidate with the largest noisy score, by chunks."""
-    # `score_fn(i)` is chunk i of this device; the mesh `axes` shard the candidates.
+    # `sampler` draws the noise. `score_fn(i)` has the scores of this device's chunk i;
+    # candidates are sharded over the mesh axes `axes`, () on one device.
     first = jax.eval_shape(score_fn, jax.ShapeDtypeStruct((), jnp.int32))
     dtype = jnp.float64 if first.dtype == jnp.float64 else jnp.float32
     finite = jnp.finfo(dtype)
@@ -213,7 +214,7 @@ def _scan(
         is_out = scores == -jnp.inf
         scores = jnp.where(is_out, scores, jnp.clip(scores, -largest, largest))
         noise = sampler(chunk_key, scores.shape, dtype)
-        # Compare differences to the best score, raised from -inf if all are excluded.
+        # Compare differences to the best score, or to -largest if all are excluded.
         top = jnp.maximum(scores.max(), -largest)
         j = jnp.argmax(scaled(scores - top) + noise).astype(jnp.int32)
         index = (offset + i) * scores.shape[0] + j

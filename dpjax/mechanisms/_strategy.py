@@ -35,7 +35,9 @@ ROUNDED_UP = 2.0**-30
 
 @dataclasses.dataclass(frozen=True)
 class Strategy(abc.ABC):
-    """A lower triangular matrix C with ones on the diagonal and num_steps rows.
+    """A matrix C that correlates the noise of T steps: step t adds row t of C^-1 z.
+
+    C is lower triangular, with ones on the diagonal; z has rows of independent noise.
 
     Attributes:
         num_steps: T, the number of steps.
@@ -116,9 +118,9 @@ class Toeplitz(Strategy):
     def sensitivity(
         self, *, max_participations: int = 1, min_separation: int = 1
     ) -> float:
-        """Returns the exact l2 sensitivity of C g: see `Strategy.sensitivity`."""
-        # By (1) of this module it is largest if a record enters the first step and then
-        # every min_separation-th, and moves the row of g of each by 1.
+        """Returns the exact l2 sensitivity of C g, with g the means of the steps."""
+        # `Strategy.sensitivity` explains the arguments. By (1) of this module the worst
+        # record enters steps 0, min_separation, .. and moves the mean of each by 1.
         num = self._num_participations(max_participations, min_separation)
         column = self.toeplitz()
         total = np.zeros(self.num_steps)
@@ -349,7 +351,7 @@ def _check_bands(num_steps: int, num_bands: int) -> None:
 
 @contextlib.contextmanager
 def _settings_of_jax_privacy():
-    """Applies settings of JAX that jax_privacy needs, and hints how to install it."""
+    """Sets JAX as jax_privacy needs it, in a `with`, and hints how to install it."""
     try:
         with (
             jax.numpy_dtype_promotion("standard"),
@@ -411,11 +413,11 @@ class BinaryTree(Strategy):
     ) -> float:
         """Returns a bound of the l2 sensitivity of C g, exact for one participation.
 
-        A record enters k steps, b apart. The squared sensitivity is the sum over nodes
-        of the squared number of these steps that a node covers. Nodes of level l are
-        disjoint, and each covers at most m_l = min(k, ceil(2^l / b)) of these steps, so
-        level l adds at most m_l for each covered step. It remains to find the largest
-        sum of k weights, b apart.
+        A record enters k steps, b apart, and moves g, the steps' means, by 1 in each. A
+        node adds the squared number of these steps that it covers to the square of the
+        sensitivity. Nodes of level l are disjoint, and cover at most m_l = min(k,
+        ceil(2^l / b)) of these steps each, so level l adds at most m_l for each covered
+        step. It remains to find the largest sum of k weights, b apart.
         """
         num = self._num_participations(max_participations, min_separation)
         step = np.arange(self.num_steps)

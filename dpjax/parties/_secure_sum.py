@@ -295,7 +295,7 @@ class PairwiseMasks:
             self._keys.append(HKDF(SHA256(), 32, salt, info).derive(shared))
 
     def mask(self, parties: Collection[int], *, attempt: int, size: int) -> np.ndarray:
-        """Returns this party's mask, uint64 (size,), which a sum over parties cancels.
+        """Returns this party's mask, uint64 (size,); the masks of `parties` sum to 0.
 
         Privacy: an attempt is a number below 2^64, used for one vector only.
         """
@@ -319,10 +319,10 @@ def _stream(key: bytes, attempt: int, size: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Grid:
-    """The multiples of a step, a power of two, within a bound of at most 2^52 steps."""
+    """A rounding of real numbers to integer numbers of steps, for `SecureSum`."""
 
-    step: float
-    bound: float
+    step: float  # a power of two
+    bound: float  # values are clipped to [-bound, bound]
 
     def __post_init__(self) -> None:
         """Raises `ValueError` unless bound is at most 2^52 steps of a power of two."""

@@ -47,7 +47,7 @@ class JaxTransport:
         _validate.require(self.num_parties >= 2, "num_parties", self.num_parties, rule)
 
     def exchange(self, message: bytes, num_bytes: int) -> list[bytes | None]:
-        """Sends a message to all; returns theirs, or None for any of a wrong length."""
+        """Sends a message; returns all parties' messages, None if not of num_bytes."""
         # A collective has one shape in all processes, so sizes are exchanged first, and
         # they are sent as bytes, because JAX may narrow integers.
         mine = np.array([len(message), num_bytes], np.int64).view(np.uint8)
@@ -117,7 +117,7 @@ class _ThreadTransport:
 
 
 class _Board:
-    """Holds the messages of threads, which wait for each other's messages."""
+    """Exchanges messages between the parties of `run_parties`, which are threads."""
 
     def __init__(self, num_parties: int, timeout: float):
         self._timeout, self._changed = timeout, threading.Condition()
@@ -127,7 +127,7 @@ class _Board:
         self._last = [[b"", b""] for _ in range(num_parties)]
 
     def post(self, party: int, message: bytes) -> list[bytes | None]:
-        """Posts a message; returns those of all parties, None for any that left."""
+        """Posts a message; awaits and returns all parties' (None for any that left)."""
         deadline = time.monotonic() + self._timeout
         with self._changed:
             index = self._counts[party]

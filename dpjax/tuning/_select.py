@@ -172,7 +172,7 @@ def _both(first: PrivacyGuarantee, second: PrivacyGuarantee) -> PrivacyGuarantee
 
 
 class Progress(NamedTuple):
-    """The state of a search after some of its runs. All of it is SECRET."""
+    """The best run of a search so far, and the numbers of runs. All of it is SECRET."""
 
     num_runs: int  # in all, drawn once
     num_done: int = 0
@@ -196,7 +196,7 @@ class Progress(NamedTuple):
         }
 
     def with_run(self, candidate: int, score: float, released: PyTree) -> "Progress":
-        """Returns the state after one more run; it has the best run's result."""
+        """Returns the state after one more run, which may be the best one so far."""
         # `released` are the params and stats of the run.
         # NaN is the worst score. The first of tied runs wins: it is a random one of
         # them, because all runs have the same distribution.
@@ -272,7 +272,7 @@ def _bits(leaf: Any) -> bytes:
 
 @dataclasses.dataclass
 class Runs:
-    """Makes runs of candidates, and reads their guarantees without making a run."""
+    """Trains and scores candidates for `dp_select`, one candidate in each run."""
 
     train_fn: TrainFn
     candidates: Any
@@ -299,7 +299,7 @@ class Runs:
         )
 
     def run_of(self, index: Any, key: Key) -> tuple[Solution, Scalar]:
-        """Returns the solution of a run with a candidate, by index, and its score."""
+        """Trains with the candidate at `index`; returns a `Solution` and its score."""
         train_key, score_key = jax.random.split(key)
         if self.is_stacked:
             candidate = jax.tree.map(lambda leaf: leaf[index], self.candidates)
@@ -320,7 +320,7 @@ class Runs:
 
     def guarantees(self, key: Key) -> list[PrivacyGuarantee]:
         """Returns the guarantee of a run with each candidate; runs are only traced."""
-        # Candidates in rows of arrays share one guarantee.
+        # Candidates in rows of arrays share one guarantee: the list then has one entry.
         results = []
         for i, (run, inputs) in enumerate(self.traced()):
             try:
@@ -359,7 +359,7 @@ class Runs:
 
     def made(self, key: Key, turns: range) -> Iterator[tuple[int, Solution, float]]:
         """Makes some runs; yields the candidate's index, solution and score of each."""
-        # `turns` are numbers of runs: key and turn determine the candidate of a run.
+        # `turns` number runs, from 1: key and turn determine the candidate of a run.
 
         def run(turn: int) -> tuple[int, Solution, float]:
             index, run_key = _draw(self.size, key, turn)
@@ -386,14 +386,14 @@ class Runs:
 def _search(
     runs: Runs, law: TrialCount, key: Key, num_parallel: int, known, store: Store | None
 ) -> Progress:
-    """Makes as many runs as `law` draws; returns the state with the best run."""
-    # `known` is the guarantee that covers every run, None where runs were traced.
+    """Makes runs, as many as are drawn from `law`; returns the state after them."""
+    # `known` is the caller's guarantee of every run, None if traced runs have shown it.
     # `store` is the checkpoint from which a search continues, if any.
     if store is not None and store.step is not None:
         progress = Progress.of(store.latest())
     else:
         progress = Progress(draw_count(law, jax.random.fold_in(key, 0)))
-        if store is not None:  # saved before any key is used
+        if store is not None:  # saved before any run
             store.save(0, progress.arrays())
     while progress.num_done < progress.num_runs:
         first = progress.num_done + 1
