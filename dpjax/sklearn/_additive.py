@@ -41,7 +41,7 @@ class _Additive(LinearEstimator):
 
     def _check(self, X: Any) -> tuple[np.ndarray, float, float, Key]:
         """Checks all parameters; returns features (n, d), epsilon, delta and a key."""
-        # Sets `_categories` by column, and flags (d,) `_is_number`, `_bends` (a curve).
+        # Sets `_categories`, and flags (d,): `_is_number`, `_bends` (not a boolean).
         self._categories = _tables.categories_of(self.categorical_features, X)
         kinds = {name: str(kind).lower() for name, kind in _tables.types_of(X)}
         checked = super()._check(X)

@@ -50,7 +50,7 @@ class PrivateEstimator(BaseEstimator):
     epsilon: float
 
     def __sklearn_clone__(self):
-        """Returns a clone; the second clone warns that each fit spends a new budget."""
+        """Returns a clone; at the second, warns that each fit spends a new budget."""
         clone = super().__sklearn_clone__()
         number = _CLONES[clone] = _CLONES.setdefault(self, [0])
         number[0] += 1

@@ -67,7 +67,7 @@ def read_names(path: Path, text_format: TextFormat) -> list[str]:
 def read_chunks(
     path: Path, names: list[str], text_format: TextFormat
 ) -> Iterator[dict[str, Any]]:
-    """Yields the columns in `names` (a dict of `Texts`, their cells) block by block."""
+    """Yields blocks of records: dicts from `names` to columns of strings (`Texts`)."""
     header, delimiter, blocks = _begin(path, text_format)
     if missing := set(names) - set(header):
         raise ValueError(f"its columns have changed: {missing} are not there")

@@ -96,7 +96,7 @@ _OF_LEVELS = (
 
 
 class Numbers(NamedTuple):
-    """What a column of numbers adds to the score: linear pieces, as in the equation."""
+    """The share of a column of numbers in the score, linear in pieces of z."""
 
     name: str
     center: float
@@ -113,7 +113,7 @@ class Numbers(NamedTuple):
 
 
 class Levels(NamedTuple):
-    """What a column of categories adds to the score: the category's weight, else 0."""
+    """The share of a column of categories in the score: a category's weight or 0."""
 
     name: str
     weights: dict[str, float]  # weights of the usual spellings
@@ -143,7 +143,7 @@ class Parts(NamedTuple):
 
 
 def parts_of(model: "Model", terms: Terms) -> Parts:
-    """Returns a model with weights and curves `terms` as `Parts`, for export."""
+    """Returns a model, whose weights and curves are `terms`, as `Parts` to export."""
     # Raises `ValueError` unless weights are finite and names are UTF-8 without NUL.
     numbers = [terms.slopes, terms.heights]
     is_finite = all(np.isfinite(each).all() for each in numbers)
@@ -247,9 +247,9 @@ def _spellings(kind: Numeric | Categorical) -> dict[str, int]:
 
 
 def sql_file(parts: Parts) -> bytes:
-    """Returns a model as one expression in SQL, for SQLite and DuckDB, in UTF-8.
+    """Returns a model, given by its columns, link and units, as one SQL expression.
 
-    Its value is the prediction, as of `Model.predict`, for a row of the table `record`.
+    For a row of the table `record` its value is that of `Model.predict`. The text is UTF-8.
     """
     names = [*parts.inputs]
     is_fine = len({name.casefold() for name in names}) == len(names)
@@ -374,9 +374,10 @@ def _quoted(text: str, mark: str) -> str:
 
 
 def onnx_file(parts: Parts) -> bytes:
-    """Returns a model as a serialized ONNX graph, which predicts as `Model.predict`.
+    """Returns a model, given by its columns, link and units, as an ONNX graph in bytes.
 
-    It has an input (n,) for each column, float64 or text, and one float64 output (n,).
+    Its inputs are the columns (n,), of float64 or text, and its float64 output (n,) has
+    the predictions of `Model.predict`.
     """
     try:
         from onnx import TensorProto, checker, helper

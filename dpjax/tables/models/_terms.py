@@ -108,7 +108,7 @@ def bending_features(columns: Mapping[str, Numeric | Categorical]) -> list[int]:
 
 
 def check_curves(curves: "Curves | Terms", numbers: list[int]) -> None:
-    """Raises unless curves are of features in `numbers` (indices), with sorted knots."""
+    """Raises unless knots ascend and curves are of features, by index, in `numbers`."""
     smooth, knots, heights = curves.smooth, curves.knots, np.asarray(curves.heights)
     index, shape = len(curves.slopes) - 1, (len(smooth), len(knots))
     intercept = getattr(curves, "intercept", index)
