@@ -249,7 +249,7 @@ def _spellings(kind: Numeric | Categorical) -> dict[str, int]:
 def sql_file(parts: Parts) -> bytes:
     """Returns a model, given by its columns, link and units, as one SQL expression.
 
-    For a row of the table `record` its value is that of `Model.predict`. The text is UTF-8.
+    For a row of the table `record`, the expression (UTF-8) is what `predict` returns.
     """
     names = [*parts.inputs]
     is_fine = len({name.casefold() for name in names}) == len(names)

@@ -101,7 +101,7 @@ class Release:
     def __call__(
         self, sums: np.ndarray, sensitivity: float
     ) -> tuple[np.ndarray, float]:
-        """Returns `sums` with noise for their l2 sensitivity, and the noise's stddev."""
+        """Returns `sums` plus noise for this l2 sensitivity, and the noise's stddev."""
         stddev = self.multiplier * sensitivity * _RAISED
         # The unit is the finest in which the noise is not above the largest draw.
         bits = math.floor(math.log2(_LARGEST_STDDEV / max(stddev, 1e-300)))
