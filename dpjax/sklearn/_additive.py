@@ -41,7 +41,7 @@ class _Additive(LinearEstimator):
 
     def _check(self, X: Any) -> tuple[np.ndarray, float, float, Key]:
         """Checks all parameters; returns features (n, d), epsilon, delta and a key."""
-        # Sets by column `_categories`, `_is_number` and `_bends` (it gets a curve).
+        # Sets `_categories`, and flags (d,): `_is_number`, `_bends` (not a boolean).
         self._categories = _tables.categories_of(self.categorical_features, X)
         kinds = {name: str(kind).lower() for name, kind in _tables.types_of(X)}
         checked = super()._check(X)
@@ -62,7 +62,7 @@ class _Additive(LinearEstimator):
         **release: Any,
     ) -> None:
         """Fits a curve for each numeric column and a weight for each category."""
-        # Arguments are as in `LinearEstimator._fit_scores`; categories are indices.
+        # Arguments are as in `LinearEstimator._fit_scores`; a category is its index.
         # Sets `_curves`, and with `intervals` their `_errors` and `_correlations`.
         is_number = self._is_number
         # Numbers are standardized; categories are one-hot and need no scale.
@@ -149,7 +149,7 @@ class _Additive(LinearEstimator):
     def bands(self, alpha=0.05):
         """Returns confidence bands for `shapes_`, after a fit with `intervals`.
 
-        The level holds at each number of the grid separately, not for all numbers
+        The level 1 - alpha holds at each number of the grid, not for all numbers
         together. A band is for the difference from the curve at the column's center, or
         from a category that is not in the grid, so it has no width there. It costs no
         privacy. `dp_additive_model` says what it covers.

@@ -125,7 +125,7 @@ def release_labels(
 def passing(
     key: Key, counts: dict[Any, int], stddev: float, threshold: float
 ) -> list[Any]:
-    """Releases the labels whose counts, with Gaussian noise, are above a threshold."""
+    """Returns the labels whose `counts`, with Gaussian noise, are above a threshold."""
     # Sizes are powers of 2, so that JAX compiles few programs.
     size = 2 ** math.ceil(math.log2(max(len(counts), 1)))
     padded = np.zeros(size)

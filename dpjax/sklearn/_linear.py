@@ -50,7 +50,7 @@ class PrivateEstimator(BaseEstimator):
     epsilon: float
 
     def __sklearn_clone__(self):
-        """Returns a clone; warns at the second that each fit spends a new budget."""
+        """Returns a clone; at the second, warns that each fit spends a new budget."""
         clone = super().__sklearn_clone__()
         number = _CLONES[clone] = _CLONES.setdefault(self, [0])
         number[0] += 1
@@ -108,7 +108,7 @@ class LinearEstimator(PrivateEstimator):
         offsets: np.ndarray | None = None,
         **release: Any,
     ) -> None:
-        """Fits coefficients, (d,) or (d, K), and an intercept, as attributes.
+        """Sets `coef_`, (d,) or (d, K), and `intercept_` by a private fit.
 
         `features` (n, d) and coefficients are in the user's units of features.
         `targets`, `weights` and `offsets` (n,) are as `loss` takes them: subclasses
@@ -152,7 +152,7 @@ class LinearEstimator(PrivateEstimator):
         key: Key,
         noise_multiplier: float,
     ) -> tuple[Standard, dict[str, Any]]:
-        """Releases centers and scales of columns; returns them and a solver's options.
+        """Returns private centers and scales (`Standard`) and a solver's options.
 
         `ranges` has low and high ends of columns (d,), NaN where they are not public:
         only these columns need a release. The options are arguments of a solver such

@@ -49,12 +49,12 @@ def in_unit(
     key: Key,
     noise_multiplier: float,
 ) -> tuple[np.ndarray, Unit]:
-    """Returns centered and scaled targets (n,), 0 for missing ones, and their `Unit`.
+    """Returns (targets - center) / scale, (n,), 0 for missing ones, and the `Unit`.
 
     Center and scale are from the model's public `target_range`, or else released with a
-    share of the `noise_multiplier`'s budget, which the `Unit` has too, so that solvers
-    get numbers near 1. With a log link targets are amounts of at least 0, the center is
-    0, and `offsets` are log exposures.
+    share of the budget, `Unit.share`, so that solvers get numbers near 1. With a log
+    link targets are amounts of at least 0, the center is 0, and `offsets` are log
+    exposures.
     """
     low, high, unit = -_BEYOND, _BEYOND, Unit(0.0, 1.0, 0.0)
     if is_amount := loss.has_log_link:

@@ -233,7 +233,7 @@ def shares_of(exposure: Any, largest: float | None, X: np.ndarray) -> np.ndarray
 
 
 def weights_of(model: Any, sample_weight: Any, X: np.ndarray) -> np.ndarray:
-    """Returns weights (n,) in [0, max_weight], NaN as 0; None: all max_weight or 1."""
+    """Returns weights (n,) in [0, max_weight], NaN as 0; None: all are the largest."""
     if sample_weight is None:
         return np.full(len(X), float(largest_weight(model)))
     rule = "the largest weight, a public number, where sample_weight is given"
@@ -246,7 +246,7 @@ def weights_of(model: Any, sample_weight: Any, X: np.ndarray) -> np.ndarray:
 
 
 def set_mean_weight(model: Any, stats: Mapping[str, Any], num_samples: int) -> None:
-    """Sets `mean_weight_`, a private mean, from stats; warns of missing targets."""
+    """Sets `mean_weight_` from a solver's private stats; warns of missing targets."""
     weight = stats.get("mean_weight")
     model.mean_weight_ = None if weight is None else float(weight)
     missing = missing_share(stats, num_samples)

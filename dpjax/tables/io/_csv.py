@@ -67,7 +67,7 @@ def read_names(path: Path, text_format: TextFormat) -> list[str]:
 def read_chunks(
     path: Path, names: list[str], text_format: TextFormat
 ) -> Iterator[dict[str, Any]]:
-    """Yields the columns in `names`, as `Texts` by name, for each block of records."""
+    """Yields blocks of records: dicts from `names` to columns of strings (`Texts`)."""
     header, delimiter, blocks = _begin(path, text_format)
     if missing := set(names) - set(header):
         raise ValueError(f"its columns have changed: {missing} are not there")
@@ -81,7 +81,7 @@ def read_chunks(
 
 
 def survey(path: Path, text_format: TextFormat) -> Survey:
-    """Counts odd lines, such as blank ones or sums, for the owner only: not private."""
+    """Counts odd lines, such as blank lines or totals; for the owner, not private."""
     header, delimiter, blocks = _begin(path, text_format)
     counts, blank_at_end, last = Counter[str](), 0, ""
     for records in blocks:
@@ -106,7 +106,7 @@ def survey(path: Path, text_format: TextFormat) -> Survey:
 
 
 def _begin(path: Path, text_format: TextFormat) -> tuple[list[str], str, Iterator[Any]]:
-    """Returns column names, the delimiter, and blocks of records (series of lines)."""
+    """Returns column names, the delimiter, and an iterator over series of records."""
     import polars as pl
 
     # A first line such as "sep=;" names the delimiter, and is above the header.
@@ -219,9 +219,9 @@ def _lines(path: Path, encoding: str | None, *, is_quoted: bool) -> Iterator[Any
 
 
 def _codec(start: bytes, encoding: str | None) -> str:
-    """Returns the codec of a file with these first bytes, with UTF-16's byte order."""
+    """Returns a file's codec, such as utf-16-le, by its first bytes and `encoding`."""
     codec = codecs.lookup(encoding or "utf-8").name
-    # UTF-16 begins with a mark, or has a zero byte beside each ASCII letter.
+    # Without `encoding` it is UTF-16 (a mark, or zeros beside ASCII letters), or UTF-8.
     is_little = start[:2] == b"\xff\xfe" or start[1:2] == b"\0"
     is_big = start[:2] == b"\xfe\xff" or start[:1] == b"\0"
     if codec == "utf-16" or (encoding is None and (is_little or is_big)):
@@ -239,7 +239,7 @@ def _decoded(line: str, codec: str) -> str:
 
 
 def _joined(blocks: Iterator[Any]) -> Iterator[Any]:
-    """Yields blocks of records: lines are joined while a quote is open (RFC 4180)."""
+    """Yields series of records from series of lines, joined while a quote is open."""
     import polars as pl
 
     rest = pl.Series([], dtype=pl.String)

@@ -204,7 +204,7 @@ def _parquet() -> Any:
 
 
 def _types(metadata: Any, names: list[str], path: Path) -> dict[str, Layout]:
-    """Returns type and shape of a value of each column; raises unless it is numeric."""
+    """Returns NumPy type and shape of each column's values; raises unless numeric."""
     schema = metadata.schema.to_arrow_schema()
     types = {}
     for name in names:
@@ -220,7 +220,7 @@ def _types(metadata: Any, names: list[str], path: Path) -> dict[str, Layout]:
 
 
 def _numpy_type(arrow_type: Any) -> Layout | None:
-    """Returns the NumPy type and shape of an Arrow type, None if it is not numeric."""
+    """Returns NumPy type and shape of a value of an Arrow type, None if not numeric."""
     import pyarrow as pa
 
     if not isinstance(arrow_type, pa.DataType):
@@ -395,7 +395,7 @@ def _rows_at(source: Records, rows: np.ndarray) -> PyTree:
 def _placed(
     num_rows: int, sharding: NamedSharding, read: Callable[[slice], PyTree]
 ) -> PyTree:
-    """Returns sharded arrays of `num_rows` rows; `read` maps a slice to its rows."""
+    """Returns sharded arrays (num_rows, ...); `read` returns the rows of one shard."""
     places = sharding.addressable_devices_indices_map((num_rows,))
     shares = [
         jax.tree.map(partial(jax.device_put, device=device), read(rows))

@@ -110,7 +110,7 @@ def sample(
 
 
 def _layout(chunks: list[PyTree]) -> str:
-    """Returns paths, types and shapes of leaves as text, which processes compare."""
+    """Returns paths, types and shapes of leaves as text, for processes to compare."""
     arrays = [
         (jax.tree_util.keystr(path), np.asarray(leaf))
         for path, leaf in jax.tree_util.tree_leaves_with_path(chunks)
@@ -197,6 +197,8 @@ def order_of(tags: np.ndarray) -> np.ndarray:
 class Reservoir:
     """Keeps the rows with the smallest tags, and at most twice as many rows in memory.
 
+    A tag is a pair of random 64-bit words, so that these rows are a uniform sample.
+
     Args:
         size: the number of distinct tags to keep.
         join: concatenates the parts of a column, which take arrays of rows as index.
@@ -212,7 +214,7 @@ class Reservoir:
         self._num_rows = 0
 
     def add(self, columns: Sequence[Any], tags: np.ndarray) -> None:
-        """Adds k rows, except those whose tags (k, 2) are too large for the sample."""
+        """Adds k rows with tags (k, 2), but none with tags above a full sample's."""
         part = [tags, *columns]
         if self._limit is not None:
             rows = np.flatnonzero(tags[:, 0] <= self._limit)
@@ -228,7 +230,7 @@ class Reservoir:
         return [self._join([*parts]) for parts in columns]
 
     def records(self) -> list[Any]:
-        """Returns the columns of the sample in the order of tags; drops other rows."""
+        """Returns the columns of the sample so far, in the order of tags."""
         tags = np.concatenate([part[0] for part in self._parts])
         order = order_of(tags)
         tags = tags[order]

@@ -57,7 +57,7 @@ def column_names(path: Path, text_format: TextFormat = PLAIN) -> list[str]:
 
 
 def files_of(path: Path) -> list[Path]:
-    """Returns the file at a path, or a folder's files; raises if a type is unknown."""
+    """Returns the file at a path, or a folder's files; raises for unknown suffixes."""
     files = [path] if path.is_file() else []
     if path.is_dir():
         names = (x for x in path.iterdir() if not x.name.startswith((".", "_")))
@@ -77,10 +77,11 @@ def surveys(path: Path, text_format: TextFormat) -> dict[str, _csv.Survey]:
 
 
 def declared_kinds(path: Path) -> dict[str, str]:
-    """Returns the declared kinds of a Parquet file's columns, without reading records.
+    """Returns kinds by the names of columns, as Parquet files declare them, else {}.
 
-    The kinds are "number", "text", "truth", "time" and "nested"; all files of a folder
-    must agree. Categories in a type are left out: they usually come from the records.
+    Kinds are "number", "text", "truth" (boolean), "time" and "nested". A column is left
+    out if the files of a folder disagree on it. No records are read, nor categories of
+    a type, which usually come from the records.
     """
     declared = []
     for file in files_of(path):
@@ -152,7 +153,7 @@ def read_chunks(
 
 
 def joined(parts: Sequence[Column]) -> Column:
-    """Returns a column from its parts in order; it is texts if any part is texts."""
+    """Returns a column from its parts in order; `Texts` if any part is `Texts`."""
     if len(parts) == 1:
         return parts[0]
     texts = [part for part in parts if isinstance(part, Texts)]
@@ -192,7 +193,7 @@ def frame_columns(frame: Any, names: list[str]) -> dict[str, Column]:
 
 
 def _frame_column(name: str, column: Any) -> Column:
-    """Returns a frame's column as an array or exact `Texts`; raises for times."""
+    """Returns a column as an array, or `Texts` to keep all digits; raises for times."""
     if isinstance(column, Texts):
         return column
     kind, polars = kind_of(column), sys.modules.get("polars")
@@ -286,7 +287,7 @@ def _parquet(path: Path) -> Any:
 
 
 def _parquet_kind(field: Any) -> str | None:
-    """Returns an Arrow field's kind: "nested", "truth", "bytes", else `kind_of` it."""
+    """Returns "nested", "truth" (boolean), "bytes" or else `kind_of` an Arrow field."""
     from pyarrow import types
 
     if types.is_nested(field.type):
@@ -299,7 +300,7 @@ def _parquet_kind(field: Any) -> str | None:
 
 
 def _valid(cells: Any) -> Any:
-    """Returns Arrow cells, with bytes that are not UTF-8 replaced, for polars."""
+    """Returns Arrow cells as polars can read them: no bytes that are not UTF-8."""
     import pyarrow as pa
 
     if pa.types.is_dictionary(cells.type):

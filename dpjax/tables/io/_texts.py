@@ -107,7 +107,7 @@ PLAIN = TextFormat()
 
 
 class Texts:
-    """A column of texts, shape (n,): numbers and distinct texts are computed once.
+    """A column of strings, shape (n,): numbers and distinct texts are computed once.
 
     Args:
         cells: a polars series of strings; null becomes "". Blanks around texts are

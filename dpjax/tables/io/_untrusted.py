@@ -23,7 +23,7 @@ def toml_content(path: Path) -> dict[str, Any]:
 
 
 def number(name: str, value: Any) -> float:
-    """Returns a number of a file as a float, NaN included; else raises `ValueError`."""
+    """Returns the entry `name` of a file as a float; raises unless it is a number."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     _validate.require(is_number, name, value, "a number")
     try:

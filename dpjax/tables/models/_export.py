@@ -96,13 +96,13 @@ _OF_LEVELS = (
 
 
 class Numbers(NamedTuple):
-    """The term of a column of numbers; `ramps` are (low, high, rate)."""
+    """The share of a column of numbers in the score, linear in pieces of z."""
 
     name: str
     center: float
     scale: float
     at_center: float
-    ramps: tuple[tuple[float, float, float], ...]
+    ramps: tuple[tuple[float, float, float], ...]  # (low, high, rate) of each piece
 
     def value(self, z: float) -> float:
         """Returns the contribution to the score at z, in scales from the center."""
@@ -113,7 +113,7 @@ class Numbers(NamedTuple):
 
 
 class Levels(NamedTuple):
-    """The term of a column of categories: the weight of the category, else 0."""
+    """The share of a column of categories in the score: a category's weight or 0."""
 
     name: str
     weights: dict[str, float]  # weights of the usual spellings
@@ -125,7 +125,7 @@ class Levels(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """A whole model: center + scale * mean(intercept + columns) * exposure."""
+    """A model to export: center + scale * mean(intercept + sum(columns)) * exposure."""
 
     columns: list[Numbers | Levels]
     intercept: float
@@ -143,7 +143,7 @@ class Parts(NamedTuple):
 
 
 def parts_of(model: "Model", terms: Terms) -> Parts:
-    """Returns a model's terms, link and units, which SQL and ONNX files are made of."""
+    """Returns a model, whose weights and curves are `terms`, as `Parts` to export."""
     # Raises `ValueError` unless weights are finite and names are UTF-8 without NUL.
     numbers = [terms.slopes, terms.heights]
     is_finite = all(np.isfinite(each).all() for each in numbers)
@@ -189,7 +189,7 @@ def parts_of(model: "Model", terms: Terms) -> Parts:
 def _ramps(
     terms: Terms, place: int, limit: float
 ) -> tuple[tuple[float, float, float], ...]:
-    """Returns the linear pieces (low, high, slope) of a feature's curve."""
+    """Returns the linear pieces (low, high, slope) of a feature's curve or line."""
     # `place` is the feature's index; ends and `limit` are in scales from the center.
     end = min(limit, LARGEST if terms.knots else _FARTHEST)
     knots = terms.knots if place in terms.smooth else ()
@@ -205,7 +205,7 @@ def _ramps(
 def _levels(name: str, kind: Numeric | Categorical, weights: list[float]) -> Levels:
     """Returns a column's weights by the texts and the numbers that match a category."""
     # Category 1 matches 1, 1.0 and true; category 01 the text 01 and the number 1.
-    # `weights` begin with those of the kind's features, a weight for each category.
+    # `weights` has a weight for each category, in order; more weights may follow.
     spellings = {text: weights[at] for text, at in _spellings(kind).items()}
     levels = Levels(name, spellings, {}, {}, {})
     texts = map(str.strip, kind.categories)
@@ -247,7 +247,10 @@ def _spellings(kind: Numeric | Categorical) -> dict[str, int]:
 
 
 def sql_file(parts: Parts) -> bytes:
-    """Returns the model as an expression in the SQL that SQLite and DuckDB share."""
+    """Returns a model, given by its columns, link and units, as one SQL expression.
+
+    For a row of the table `record`, the expression (UTF-8) is what `predict` returns.
+    """
     names = [*parts.inputs]
     is_fine = len({name.casefold() for name in names}) == len(names)
     _validate.require(is_fine, "columns", names, "names that differ in any case in SQL")
@@ -371,7 +374,11 @@ def _quoted(text: str, mark: str) -> str:
 
 
 def onnx_file(parts: Parts) -> bytes:
-    """Returns the model as a serialized ONNX graph: an input (n,) for each column."""
+    """Returns a model, given by its columns, link and units, as an ONNX graph in bytes.
+
+    Its inputs are the columns (n,), of float64 or text, and its float64 output (n,) has
+    the predictions of `Model.predict`.
+    """
     try:
         from onnx import TensorProto, checker, helper
     except ImportError as error:
@@ -379,7 +386,7 @@ def onnx_file(parts: Parts) -> bytes:
         raise ImportError(message) from error
     _validate.require(len(parts.columns) > 0, "columns", [], "not empty, for ONNX")
     output = "prediction"
-    # Names of nodes begin with the name of the output, as no name of an input may.
+    # Names of nodes begin with the output's name. No input's name may begin with it.
     while any(name.startswith(output) for name in parts.inputs):
         output += "_"
     graph = _Graph(output)
@@ -414,7 +421,7 @@ def onnx_file(parts: Parts) -> bytes:
 
 
 class _Graph:
-    """Nodes and constants; their names begin with the name of the output."""
+    """An ONNX graph in the making; names begin with the name of its output."""
 
     def __init__(self, output: str):
         self.output = output
@@ -441,7 +448,7 @@ class _Graph:
         return self.node("Min", above, self.constant(high))
 
     def added(self, part: Numbers | Levels) -> str:
-        """Adds nodes for a column's term, and returns the name of their output."""
+        """Adds nodes for a column's share in the score; returns their output's name."""
         # A term of numbers lacks its value at the center, which `onnx_file` adds.
         node, constant = self.node, self.constant
         if isinstance(part, Levels):
@@ -466,8 +473,8 @@ class _Graph:
         is_other = node("Equal", index, self.constant(count, np.int64))
         is_odd = node("RegexFullMatch", part.name, pattern=_odd_cells(part))
         is_odd = node("Cast", node("And", is_other, is_odd), to=TensorProto.INT64)
-        # The index of an odd cell is out of range, so that the runtime stops with an
-        # error that has this name.
+        # The index of an odd cell (`_odd_cells`) is out of range, so that the runtime
+        # stops with an error that has this name.
         index = node("Add", index, is_odd)
         name = f"categories of {part.name} without blanks, as the model writes them"
         weights = self.constant([*part.weights.values(), 0.0])

@@ -101,7 +101,7 @@ class Release:
     def __call__(
         self, sums: np.ndarray, sensitivity: float
     ) -> tuple[np.ndarray, float]:
-        """Returns noisy sums for an l2 sensitivity, and the stddev of the noise."""
+        """Returns `sums` plus noise for this l2 sensitivity, and the noise's stddev."""
         stddev = self.multiplier * sensitivity * _RAISED
         # The unit is the finest in which the noise is not above the largest draw.
         bits = math.floor(math.log2(_LARGEST_STDDEV / max(stddev, 1e-300)))
@@ -281,8 +281,8 @@ def _of_errors(
 ) -> tuple[list[Measure], list[float], list[float], float]:
     """Releases quantiles of absolute errors, shape (2, n), of a model and a constant.
 
-    Returns the median and the 90th percentile, the bounds to which errors and losses of
-    both are clipped later, and the number of known targets.
+    Returns measures (the median, the 90th percentile), the bounds of the errors of both
+    and of their losses, to which `_means` clips them, and the number of known targets.
 
     Sensitivity:
         2, of two histograms, replace-one.
@@ -341,14 +341,14 @@ def _means(
     seen: float,  # the released number of these records
     is_end: np.ndarray | None = None,  # (n,), which means are at an end of their range
 ) -> tuple[list[list[Interval]], Interval | None]:
-    """Releases means of k/2 terms (2, n), such as losses, clipped to [0, bound of row].
+    """Releases the means of terms, such as losses, of a model and a constant (rows).
 
-    The rows are of a model and a constant. Returns a pair of means for each term, and
-    the share of `is_end` or None, all over the records in `is_known`.
+    Values are clipped to [0, bound of the row]. Returns a pair of means for each term,
+    and the share of records in `is_end`, or None; all over the records in `is_known`.
 
     Sensitivity:
-        1000 sqrt(k) of the k sums of whole numbers from 0 to 1000, replace-one; with
-        the sum for `is_end`, of whole numbers 0 or 500, 1000 sqrt(k + 1/4).
+        1000 sqrt(k) of the k sums, 2 for each term, of whole numbers up to 1000,
+        replace-one; with the sum for `is_end`, of 0 or 500, 1000 sqrt(k + 1/4).
     """
     bounds = np.maximum([bound for _, bound in terms], 1e-12)
     with np.errstate(invalid="ignore"):
@@ -550,7 +550,7 @@ def _within_one(interval: Interval) -> Interval:
 
 
 def _random_bytes_of(key: Key) -> RandomBytes:
-    """Returns a function that draws a number of random bytes, secret as the key."""
+    """Returns a function that draws `count` random bytes, as secret as the key."""
     left = b""
 
     def random_bytes(count: int) -> bytes:

@@ -21,7 +21,7 @@ FAR = 700.0  # largest log odds, so that the exponential is finite in float64
 
 
 class Terms(NamedTuple):
-    """The terms of a model's score, one for each feature."""
+    """A model's weights and curves in NumPy; the score is the sum of all terms."""
 
     slopes: np.ndarray  # (d,), the intercept comes last
     heights: np.ndarray  # (k, m), k curves at m knots; (0, 0) in a linear model
@@ -38,7 +38,7 @@ class Terms(NamedTuple):
         return cls(*arrays, curves.knots, curves.smooth)
 
     def scores(self, features: np.ndarray) -> np.ndarray:
-        """Returns the sum of all terms, before the link, for features (n, d): (n,)."""
+        """Returns the scores (n,) of features (n, d), before the link function."""
         slopes = np.asarray(self.slopes, np.float64)
         if not self.knots:
             return features @ slopes
@@ -108,7 +108,7 @@ def bending_features(columns: Mapping[str, Numeric | Categorical]) -> list[int]:
 
 
 def check_curves(curves: "Curves | Terms", numbers: list[int]) -> None:
-    """Raises unless curves are of features among `numbers`, with ascending knots."""
+    """Raises unless knots ascend and curves are of features, by index, in `numbers`."""
     smooth, knots, heights = curves.smooth, curves.knots, np.asarray(curves.heights)
     index, shape = len(curves.slopes) - 1, (len(smooth), len(knots))
     intercept = getattr(curves, "intercept", index)
