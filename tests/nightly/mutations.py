@@ -76,14 +76,13 @@ TABLE = r"""
 ~ return jnp.sinh(sigma * _samplers.normal(key, *kind)){{ / sigma|}}
 ? near(jnp.median(jnp.abs(mechanisms.arsinh_normal(key, jnp.zeros(100_000), scale=1.0,
 ? sigma=0.5))), 2 * math.sinh(0.5 * 0.6745), 0.04)
-@ tests/unit/mechanisms/test_additive.py
+@ tests/privacy/mechanisms/test_tails.py
 = Laplace draws of another law
 ~ return -jnp.log({{2|1}} * tail)
 ? near(jnp.abs(mechanisms.laplace(key, jnp.zeros(100_000), scale=1.0)).mean(), 1)
 = Gumbel draws with the wrong sign
 ~ return {{-|}}jnp.log(_exponential_quantile(tail, is_lower))
 ? near(mechanisms._samplers.gumbel(key, (100_000,), 'float32').mean(), 0.5772, 0.05)
-@ tests/privacy/mechanisms/test_tails.py
 = noise without its tails
 ~ v = more.astype(dtype) * {{2.0**-32 + 2.0**-33|0.0 + 0.5}}
 ? (lambda s: (setattr(s, '_words', lambda *a: (jnp.zeros(1, 'uint32'),) * 2), float(
@@ -104,6 +103,7 @@ TABLE = r"""
 ? len({int(np.flatnonzero(mechanisms.peeling(k, jnp.array([1.0, 0.9]), sparsity=1,
 ? selection_scale=9.0, release_stddev=1e-9))[0]) for k in jax.random.split(key, 20)}) ==
 ? 2
+@ tests/unit/transforms/test_peel.py
 = half the noise of a peeled vector
 ~ v[chosen] + scale * noise{{| / 2}})
 ? near(jnp.std(mechanisms.peeling(key, jnp.zeros(20_000), sparsity=20_000,
