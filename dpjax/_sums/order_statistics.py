@@ -250,7 +250,7 @@ def _sums(terms, axes):
 
 
 def _gather_all(keys, is_chosen, size, fill, axes):
-    """Returns the chosen keys of all devices in each row, (d, size), then `fill`."""
+    """Returns each row's chosen keys on all devices, padded by `fill` to (d, size)."""
     chosen = _gather(keys, is_chosen, size, fill)
     if not axes:
         return chosen

@@ -58,8 +58,7 @@ def chain(*transforms: optax.GradientTransformation) -> PrivateMean:
 
     Returns:
         An optax transformation that takes per-example gradients with leaves (n, ...),
-        and the keyword is_padding_example. Updates are float32 if parameters are in
-        half precision.
+        and the keyword is_padding_example. Half-precision parameters get float32 steps.
 
     Raises:
         ValueError: If the first transformation is not a private mean, a later one is,
