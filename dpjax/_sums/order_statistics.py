@@ -219,7 +219,7 @@ def _finite(keys):
 
 
 def _select(keys, ranks, axes):
-    """Returns two arrays (d,): keys at two ranks, from 0, in rows of keys (d, n)."""
+    """Returns two arrays (d,): keys of two ranks (0: lowest) in each row of keys."""
     info = jnp.iinfo(keys.dtype)
     bits = (1 << np.arange(info.bits, dtype=np.int64)[::-1]).astype(keys.dtype)
 

@@ -233,7 +233,7 @@ class Stacked:
 
 
 def unstacked(tree: PyTree) -> PyTree:
-    """Returns a sum in which each `Stacked`, leaves in one array, is a tree again."""
+    """Returns a tree in which each `Stacked` is a tree of separate leaves again."""
 
     def each(node):
         if not isinstance(node, Stacked):
@@ -497,7 +497,7 @@ def _sum_of_squares_jvp(primals, tangents):
 
 
 def sum_in_levels(terms: jax.Array, flat: int = FLAT, row: int = ROW) -> jax.Array:
-    """Returns sums over the last axis, in levels of `row` terms beyond `flat` terms."""
+    """Returns sums over the last axis; of over `flat` terms, in levels of `row`."""
     # A flat float32 sum of d terms may have a relative error of d·2^-24, which is 6 for
     # d = 1e8. Each level of rows of 256 adds 256·2^-24 only; the barrier keeps the
     # compiler from merging the levels into one flat sum.

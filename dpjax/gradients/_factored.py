@@ -105,11 +105,11 @@ def factored_grad(
     grad = traced(grad, written_out, shifts(), example)
 
     def grad_fn(rows: PyTree) -> tuple[FactoredSamples, PyTree]:
-        """Returns the gradients of rows, factored where possible, and the values."""
+        """Returns gradients of rows, factored if possible, and losses, with any aux."""
         no_shifts = shifts()
 
         def of_example(example):
-            """Returns value, aux, written-out gradients and factors of one example."""
+            """Returns the loss, aux, and gradients of an example, full or as factors."""
             (value, (aux, residuals)), (full, cotangents) = grad(
                 written_out, no_shifts, example
             )
@@ -144,7 +144,7 @@ def _with_shifts(sites, shifts, program, args, within=()):
     residuals = {}
 
     def rule(place, equation, inputs, run):
-        """Returns an equation's results, with shifts added if it is or has a site."""
+        """Returns an equation's results, plus a zero shift if it uses a parameter."""
         if place in sites:
             residuals[place] = sites[place].residuals(inputs)
             (result,) = run()

@@ -201,7 +201,7 @@ class Product:
 
     @property
     def why(self) -> str:
-        """Returns the text in `check_model`'s table: number and size of vectors."""
+        """Returns the reason for `LeafCheck.why`: number and size of the vectors."""
         groups, positions, p, q = self.sizes
         name, names = "vector", "vectors"
         if "patch" in self.kinds:
@@ -234,7 +234,7 @@ class Product:
         return joined(self.sites, residuals, cotangents, axis=1)
 
     def samples(self, left, right) -> "OuterProducts | MatrixProducts | jax.Array":
-        """Returns n gradients, from their factors (n, G, T, p) and (n, G, T, q)."""
+        """Returns n gradients; left has vectors (n, G, T, p), right cotangents."""
         n, order = self.num_summed, self.order
         if not self.is_outer:
             products = MatrixProducts(left, right, self._built(order))

@@ -260,7 +260,7 @@ class _NoisyMean(NamedTuple):
     __repr__ = secret_repr
 
     def init(self, params):
-        """Returns the state: a key, and buffers of earlier noise, or thresholds."""
+        """Returns the state: a key, with buffers of correlated noise or thresholds."""
         refuse_wrappers(params)
         if self.strategy is not None:
             num_buffers = self.strategy.num_buffers
