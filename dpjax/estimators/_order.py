@@ -285,7 +285,7 @@ class TrimmedMean(Estimator):
 def _with_sensitivity(stream, estimator, weights, bound):
     """Returns the trimmed mean and its smooth sensitivity, of each coordinate.
 
-    `weights` w_k, about e^(-kt), are `smooth_weights`; `bound.value` is a `Bound`.
+    `weights` are about e^(-kt), t = smoothness; `bound.value` is "exact" or "fast".
     """
     axes = stream.axes
 

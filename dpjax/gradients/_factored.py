@@ -109,7 +109,7 @@ def factored_grad(
         no_shifts = shifts()
 
         def of_example(example):
-            """Returns the loss, aux, and gradients of an example, full or as factors."""
+            """Returns the loss, aux, gradients and gradient factors of an example."""
             (value, (aux, residuals)), (full, cotangents) = grad(
                 written_out, no_shifts, example
             )

@@ -51,7 +51,7 @@ def by_user(
     """Returns records with one row for each user, for training that protects users.
 
     Use the result as the data of a solver or of `Batching.draw`, which then draw users,
-    or the batch of `robust_grad` and `streamed_grad`. On several devices, shard rows.
+    or the batch of `robust_grad` and `streamed_grad`. It can be sharded over devices.
 
     Args:
         records: pytree, leaves of shape (n, ...).
