@@ -69,7 +69,7 @@ def is_within(inner: Path, outer: Path) -> bool:
 
 
 def _place(path: Path) -> tuple[Any, ...]:
-    """Returns device, inode and missing parts of a path: equal for all spellings."""
+    """Returns a path's device, inode and missing parts, to compare any spellings."""
     path = Path(os.path.realpath(path))
     existing = next(place for place in (path, *path.parents) if place.exists())
     status = existing.stat()

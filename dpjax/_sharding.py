@@ -122,7 +122,7 @@ def by_device(
 
 
 def gathered(tree: PyTree) -> PyTree:
-    """Returns a tree with sharded rows replicated, for algorithms on all rows."""
+    """Returns a tree with all devices' rows, for algorithms on all of them."""
 
     def replicated(x: Any) -> Any:
         if isinstance(x, Tracer) or not _leading_axes(x):
@@ -290,7 +290,7 @@ def _mesh_of(axes: tuple[str, ...], tree: PyTree) -> Mesh | AbstractMesh:
 def _check_other_axes(
     mesh: Mesh | AbstractMesh, axes: tuple[str, ...], tree: PyTree
 ) -> None:
-    """Raises `ValueError` for other Explicit axes, as `shard_map` would gather them."""
+    """Raises `ValueError` if leaves use Explicit axes that `shard_map` would gather."""
     used = {
         axis
         for x in jax.tree.leaves(tree)

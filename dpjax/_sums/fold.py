@@ -272,7 +272,7 @@ class Digits(NamedTuple):
         return jax.tree.map(lambda old, x: old + x.sum(axis=0), total, digits)
 
     def mean(self, total: tuple[PyTree, ...]) -> Unrounded:
-        """Returns the mean of `total`, a tree for each digit: relative error 2^-41."""
+        """Returns `total`, a tree for each digit, as a mean in two floats, to 2^-41."""
         if (unit := self.unit) is None:
             return Unrounded.of(total[0])
 
@@ -333,10 +333,10 @@ def digit_layout(num_sums: int, nmant: int) -> tuple[int, int, int]:
 
 
 class Fold:
-    """Adds summands to digits, block by block.
+    """Adds the bounded samples of a stream, block by block, for `fold_mean`.
 
-    Shapes and dtypes are `made` of a sample as it is read, `row` of a summand, `aux` of
-    its aux, and `shape` of a sum, in which small leaves may be `Stacked`.
+    Attributes have shapes and dtypes: `made` those of a sample as it is read, `row` of
+    the term that `prepare` makes of it, `aux` of its further outputs, `shape` of a sum.
     """
 
     def __init__(self, summands: Summands, limit: Scalar | None):
@@ -403,7 +403,7 @@ class Fold:
         return jax.tree.map(lambda x: zeros(x, (num_rows, *x.shape[1:])), self.aux)
 
     def add(self, layout, digits, span, aux) -> tuple[tuple[PyTree, ...], PyTree]:
-        """Returns the digits of the sum of some rows, and aux with their aux filled in.
+        """Returns digits of the sum of some rows, and `aux` with these rows' part set.
 
         A span (start, stop) selects the rows `start` to `stop - 1`; None selects all.
         `layout` divides rows into blocks, and `digits` splits a block's sum into
@@ -492,7 +492,7 @@ def proven_divisor(num_rows: int, normalize_by: Scalar) -> Scalar:
     to raise it is safe, because the sensitivity decreases in the divisor, so
     `sensitivity(normalize_by)` still bounds.
     """
-    # With n / 1.125 the mean is within 9/8 of the limit; few rows have any divisor.
+    # With n / 1.125 the mean is within 9/8 of the limit; few rows may have any divisor.
     least = 0.0 if num_rows <= 1.125 * FEW_ROWS else num_rows / 1.125
     if is_concrete(normalize_by):
         rule = (

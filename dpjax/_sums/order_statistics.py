@@ -219,7 +219,7 @@ def _finite(keys):
 
 
 def _select(keys, ranks, axes):
-    """Returns two arrays (d,): keys at two ranks, from 0, in rows of keys (d, n)."""
+    """Returns two arrays (d,): keys of two ranks (0: lowest) in each row of keys."""
     info = jnp.iinfo(keys.dtype)
     bits = (1 << np.arange(info.bits, dtype=np.int64)[::-1]).astype(keys.dtype)
 
@@ -250,7 +250,7 @@ def _sums(terms, axes):
 
 
 def _gather_all(keys, is_chosen, size, fill, axes):
-    """Returns the chosen keys of all devices in each row, (d, size), then `fill`."""
+    """Returns each row's chosen keys on all devices, padded by `fill` to (d, size)."""
     chosen = _gather(keys, is_chosen, size, fill)
     if not axes:
         return chosen

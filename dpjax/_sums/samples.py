@@ -18,8 +18,7 @@ Heavy tails never reach that, since units are at least 1e-12.
 
 A square that underflows loses up to 2^-126, and the other factor of an outer product
 may multiply this loss. So the sum of squares of p entries is raised by p·2^-126 before
-sums are multiplied, and no norm is too small. Proof: `docs/privacy/proofs/sums.md`,
-1.5.
+sums are multiplied: no norm is too small (`docs/privacy/proofs/sums.md`, 1.5).
 """
 
 import abc
@@ -234,7 +233,7 @@ class Stacked:
 
 
 def unstacked(tree: PyTree) -> PyTree:
-    """Returns a sum in which each `Stacked`, leaves in one array, is a tree again."""
+    """Returns a tree in which each `Stacked` is a tree of separate leaves again."""
 
     def each(node):
         if not isinstance(node, Stacked):
@@ -308,7 +307,7 @@ class OuterProducts(Factors):
         """Returns the sum `total`, (p, q), plus n outer products or their influences.
 
         An influence is a bounded function of each entry; None adds the products, as one
-        matrix product. `FactoredSamples.add_to` explains in_turn.
+        matrix product. One pass over total adds in_turn products; None: XLA decides.
         """
         if influence is None:
             return total + sum_of_products(*self.numbers)
@@ -369,7 +368,10 @@ class Arrays(Values):
         return Arrays(self.values, weight)
 
     def add(self, total, influence, in_turn) -> jax.Array:
-        """Returns `total` plus all rows times weights, or influences: see `add_to`."""
+        """Returns `total` plus all rows times weights, or `influence` of each row.
+
+        One pass over a large total adds in_turn rows; None lets XLA decide.
+        """
         (values,) = self.numbers
         num_rows = len(values)
         # A loop over rows makes a long program, which does not pay for a small sum.
@@ -495,7 +497,7 @@ def _sum_of_squares_jvp(primals, tangents):
 
 
 def sum_in_levels(terms: jax.Array, flat: int = FLAT, row: int = ROW) -> jax.Array:
-    """Returns sums over the last axis, in levels of `row` terms beyond `flat` terms."""
+    """Returns sums over the last axis; of over `flat` terms, in levels of `row`."""
     # A flat float32 sum of d terms may have a relative error of d·2^-24, which is 6 for
     # d = 1e8. Each level of rows of 256 adds 256·2^-24 only; the barrier keeps the
     # compiler from merging the levels into one flat sum.

@@ -228,7 +228,7 @@ class Sizes(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """Divides rows into microbatches and blocks.
+    """Divides rows into microbatches, computed at once, and blocks, added as floats.
 
     A microbatch has `rows` rows for each of `width` blocks, which are summed side by
     side. A block gets rows from `microbatches` consecutive microbatches. Then the next
@@ -237,7 +237,7 @@ class Layout(NamedTuple):
     Attributes:
         num_rows: number of rows on the device.
         unroll: number of microbatches that one iteration of the loop adds.
-        in_turn: see `FactoredSamples.add_to`.
+        in_turn: number of rows that one pass over a large sum adds; None: XLA decides.
     """
 
     num_rows: int
@@ -265,8 +265,8 @@ class Layout(NamedTuple):
     def one_by_one(cls, num_rows, longest, sizes, microbatch_size):
         """Returns the layout for arrays on CPU: a microbatch has one row of each block.
 
-        It divides rows into microbatches, computed at once, and blocks of at most
-        `longest` rows, added as floats. `sizes` counts numbers (`Sizes`). Several
+        Blocks have at most `longest` rows. About microbatch_size rows are computed at
+        once; None chooses by `sizes`, the numbers in a row and a sum (`Sizes`). Several
         blocks side by side are faster if their sums fit into the first cache of 2^15
         numbers. Larger sums than 2^13 numbers are computed one by one, because XLA then
         fuses the additions of four unrolled rows.
@@ -287,8 +287,8 @@ class Layout(NamedTuple):
     def cached(cls, num_rows, longest, sizes, microbatch_size, *, is_large):
         """Returns the layout for factors on CPU: as many rows as the caches hold.
 
-        It divides rows into microbatches, computed at once, and blocks of at most
-        `longest` rows, added as floats. is_large tells if a sum has large arrays.
+        Blocks have at most `longest` rows. About microbatch_size rows are computed at
+        once; None chooses by `sizes` (`Sizes`). is_large: a sum has large arrays.
         """
         in_turn = IN_TURN if is_large else None
         if microbatch_size is None:

@@ -36,10 +36,10 @@ class Counted(NamedTuple):
 class Counting(NormBounded):
     """The mean of influences, with the number of samples within each threshold.
 
-    An influence gets G more coordinates, one for each group: half if the norm of the
-    group is within its threshold, else -half. If the l2 norm of the influence is at
-    most L, the norm of all coordinates is at most sqrt(L^2 + G half^2) =
-    L / sqrt(1 - share), with
+    An influence (a sample of bounded norm) gets G more coordinates, one for each group
+    of leaves: half if the group's norm is within its threshold, else -half. If the l2
+    norm of the influence is at most L, the norm of all coordinates is at most
+    sqrt(L^2 + G half^2) = L / sqrt(1 - share), with
 
         half = L sqrt(share / (1 - share) / G).
 
@@ -77,10 +77,10 @@ class Counting(NormBounded):
         return replace(self, estimator=self.estimator.resized(sizes))
 
     def bound_fn(self) -> BoundFn:
-        """Returns a function from a sample to its influence and a number per group.
+        """Returns a function from a sample to a `Counted`, and to is_short, (G,).
 
-        The number is `half` if the group's norm is within its threshold, else -half. So
-        its mean over samples gives the share within the threshold.
+        is_short is true if the group's norm is within its threshold. `Counted` has the
+        bounded sample, and half or -half by group: the mean gives the share within it.
         """
         bound = self.estimator.bound_fn()
 
@@ -237,9 +237,9 @@ class Measured(Estimator):
         return self.estimator.sensitivity(*args, rounded=rounded)
 
     def fold(self, stream: SampleStream, *, normalize_by: Scalar) -> MeanAndAux:
-        """Returns the mean of samples, each divided by the scales, and all their aux.
+        """Returns the robust mean of samples over scales, and aux, such as losses.
 
-        Factors are multiplied out first, because entries have different scales.
+        The divisor is normalize_by. Factors are multiplied out before the division.
         """
 
         def make_samples(shared: PyTree, rows: PyTree) -> tuple[PyTree, PyTree]:

@@ -41,8 +41,7 @@ Group = str | tuple[str, ...]
 class NormBounded(Estimator):
     """An estimator with influences of bounded l2 norm, also computed from factors.
 
-    Each group of leaves has a norm and a threshold: the clip norm, or the scale of a
-    smooth bound.
+    Each group of leaves has a norm, and a threshold: a clip norm or a smooth scale.
     """
 
     @property
@@ -242,8 +241,7 @@ class Grouped(NormBounded):
     """The mean of samples with a separate norm-wise bound for each group of leaves.
 
     Thus a large gradient of one layer does not shrink the gradients of other layers.
-    The noise is the same for every coordinate, proportional to the root of the sum of
-    the squared bounds.
+    Every coordinate has the same noise, in proportion to sqrt(sum of squared bounds).
 
     Sensitivity: the influence of a sample has an l2 norm of at most B_g in group g, and
     of at most B = sqrt(sum B_g^2) in all groups together, by Pythagoras. So replacing

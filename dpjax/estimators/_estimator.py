@@ -171,9 +171,9 @@ class Estimator(abc.ABC):
         return self._folded(stream, is_padding_example, normalize_by, axis_name)
 
     def _folded(self, stream, is_padding_example, normalize_by, axis_name, *static):
-        """Returns the robust mean and all aux, as `_fold_stream` does, after checks.
+        """Returns the robust mean, and all aux, such as losses, after checks.
 
-        `static` is `Static(False)` for a mean in two floats, before it is rounded.
+        If `static` is `Static(False)`, the mean is two floats, before it is rounded.
         """
         stream = SampleStream.of(stream, is_padding_example)
         axes = row_axes(stream.rows, axis_name)
@@ -340,7 +340,7 @@ class Mean(Estimator):
 
 
 def _fold_stream(stream, estimator, normalize_by, is_rounded=None):
-    """Returns the estimator's mean over a stream of microbatches, and the losses' aux.
+    """Returns the robust mean of a stream of samples, and all aux, such as losses.
 
     `normalize_by` divides the sum; for None, the number of rows does. The mean is a
     tree of floats by default (None). If is_rounded is `Static(False)`, the mean is an
@@ -412,11 +412,11 @@ def _moved(relation, diameter=2.0):
 def _rounded_change(limit, num_samples, moved, error, excess=0.0):
     """Returns a bound on the change of a coordinate of the float32 mean, by a record.
 
-    `_unrounded_change` explains the arguments; excess is a relative error of limit.
-    Exact means differ by at most `change`; each is rounded to the nearest float32. In
-    the top binade, with spacing ulp, results differ by a multiple of ulp that is at
-    most change + ulp. Where one is k binades lower they differ by a multiple of
-    ulp/2^k that is at most change + (1/2 + 1/2^(k+1)) ulp.
+    Before rounding, means differ by at most `change`: `_unrounded_change`, which
+    explains the arguments, for limit (1 + excess). Each is rounded to float32. In the
+    top binade, with spacing ulp, results differ by a multiple of ulp that is at most
+    change + ulp. If a result is k binades lower, they differ by a multiple of ulp/2^k
+    that is at most change + (1/2 + 1/2^(k+1)) ulp.
     """
     xp = _numpy_for(limit, num_samples)
     longest = limit * (1 + excess)
@@ -443,10 +443,10 @@ def sum_error_in_turn(num_terms: int) -> float:
 
 
 def sum_error(num_terms: int) -> float:
-    """Returns the largest l2 error of a sum of K products, in units of 2^-24 limit.
+    """Returns a bound on the l2 error of a sum of K terms, in units of 2^-24 limit.
 
-    Products are rounded too, and the order of additions may differ by coordinate, as in
-    a product of matrices: see `_sums.fold`.
+    A term is a rounded product of l2 norm at most limit. The order of additions may
+    differ by coordinate, as in a product of matrices: see `_sums.fold`.
     """
     depths = [num_terms - 1, *range(num_terms - 1, 0, -1)]
     squares = num_terms * sum((1 + depth) ** 2 for depth in depths)
@@ -456,8 +456,9 @@ def sum_error(num_terms: int) -> float:
 def _unrounded_change(limit, num_samples, moved, error, num_coordinates=1):
     """Returns a bound on the l2 change of the mean between neighbors, before rounding.
 
-    The exact sum changes by moved·limit. `error` maps the number of terms that are
-    added as floats to the error of their sum, in units of 2^-24 limit.
+    Terms are within limit, num_samples divides their sum, and a record moves the exact
+    sum by moved·limit. `error` maps a number of terms to the error of their float sum,
+    in units of 2^-24 limit. num_coordinates is 1 for a bound on a coordinate.
     """
     # A block's sum has a rounding error in each of the two neighbors.
     length = block_length(num_samples)

@@ -179,7 +179,7 @@ class TrimmedMean(Estimator):
         return {"rho": 0.5 / noise_multiplier**2}
 
     def fold(self, stream: SampleStream, *, normalize_by: Scalar) -> MeanAndAux:
-        """Returns the trimmed mean over all devices, and this device's rows' aux."""
+        """Returns the mean over all devices, and this device's aux, such as losses."""
         del normalize_by  # equals the number of rows, because groups_by_index is True
         self._no_padding(stream)
         num_rows = stream.num_rows_in_all
@@ -285,7 +285,7 @@ class TrimmedMean(Estimator):
 def _with_sensitivity(stream, estimator, weights, bound):
     """Returns the trimmed mean and its smooth sensitivity, of each coordinate.
 
-    `weights` are `smooth_weights`, and `bound` is as for `smooth_sensitivity`.
+    `weights` are about e^(-kt), t = smoothness; `bound.value` is "exact" or "fast".
     """
     axes = stream.axes
 
@@ -358,9 +358,8 @@ class MedianOfMeans(Estimator):
     """The median over groups, by coordinate, of an inner estimator's group means.
 
     Groups are ranges of record indices, hence public: each of the num_groups groups has
-    floor(n / num_groups) records or one more. The sum of a group is divided by the size
-    of this group. A sampled batch has no public groups, so it is rejected
-    (`normalize_by`).
+    floor(n / num_groups) records or one more. A group's sum is divided by the group's
+    size. A sampled batch has no public groups: it is rejected (`normalize_by`).
 
     Sensitivity: a replaced record moves one group's mean, and the median moves by at
     most as much in every coordinate: by the inner sensitivity at the smallest group
@@ -423,7 +422,7 @@ class MedianOfMeans(Estimator):
         )
 
     def fold(self, stream: SampleStream, *, normalize_by: Scalar) -> MeanAndAux:
-        """Returns the median of group means over all devices, and this device's aux."""
+        """Returns the median of group means, and this device's aux, such as losses."""
         del normalize_by  # equals the number of rows, because groups_by_index is True
         n = stream.num_rows_in_all
         rule = f"at least num_groups = {self.num_groups} records"

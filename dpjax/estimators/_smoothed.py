@@ -139,7 +139,7 @@ class SmoothedTruncation(SmoothedEstimator, CoordinateEstimator):
         failure_prob: float = 0.01,
         beta: float | None = None,
     ) -> "SmoothedTruncation":
-        """Returns the scale that the theory chooses for a second-moment bound.
+        """Returns the estimator with the scale that theory chooses for E x^2 <= v.
 
         With E x^2 <= v and probability 1 - failure_prob, the error of one coordinate is
         at most v (1 + 1/beta) / (2 s) + (s/n) (beta/2 + log(2dT/zeta) + noise). The
@@ -235,8 +235,8 @@ def degree_for(beta: float) -> int:
 def series_coefficients(beta: Scalar, degree: int) -> jax.Array:
     """Returns the coefficients of h_beta's polynomial in z = 2 v^2 - 1, lowest first.
 
-    `series` has the polynomial, of this degree. They are NaN if beta > SERIES[degree]:
-    a traced beta may exceed the beta for which the degree was chosen.
+    `series` evaluates it; v^2 = a^2 / (a^2 + 0.09 beta). If beta > SERIES[degree], they
+    are NaN: a traced beta may exceed the beta for which the degree was chosen.
     """
     beta = jnp.asarray(beta)
     beta = jnp.where(beta <= SERIES[degree], beta, jnp.nan)
@@ -318,7 +318,7 @@ def _quadrature(a: jax.Array, beta: jax.Array) -> jax.Array:
 
 @functools.cache
 def _series_table(degree: int) -> np.ndarray:
-    """Returns (13, degree + 1): Chebyshev series in beta of the terms of `series`."""
+    """Returns Chebyshev series in beta, (13, degree + 1), of `series` coefficients."""
     count = _BETA_DEGREE + 1
     x = np.cos((np.arange(count) + 0.5) * np.pi / count)
     z = np.cos((np.arange(64) + 0.5) * np.pi / 64)

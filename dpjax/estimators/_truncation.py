@@ -53,7 +53,7 @@ class ThresholdEstimator(CoordinateEstimator):
         delta: float,
         failure_prob: float = 0.01,
     ) -> Self:
-        """Returns the threshold that the theory chooses for a moment bound.
+        """Returns the estimator with the threshold of least error for a moment bound.
 
         If E|x|^(1+v) <= u, the threshold B causes a bias of at most c·u / B^v (c = 1
         for truncation, less for winsorization). With n samples, d coordinates and T

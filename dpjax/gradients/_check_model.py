@@ -278,13 +278,16 @@ def _draws_alike(jaxpr: core.Jaxpr, fixed: set[Any]) -> bool:
 def _with_gradient(
     loss: Callable[..., Any], arrays: dict[int, Any], example: PyTree
 ) -> tuple[set[int], core.ClosedJaxpr]:
-    """Returns keys of arrays that loss has a derivative by, and its gradient jaxpr."""
+    """Returns the keys of `arrays` with a gradient, and the gradient's program.
+
+    `loss(arrays, example)` is traced. Without a path to the loss there is no gradient.
+    """
     floats = {i: x for i, x in arrays.items() if _is_trainable(x)}
     fixed = {i: x for i, x in arrays.items() if i not in floats}
     draws = set()
 
     def watched(i: int, x: jax.Array) -> jax.Array:
-        """Returns x, and adds its key i to `draws` if the backward pass reaches it."""
+        """Returns x; a backward pass that reaches it adds key i to the set `draws`."""
 
         @jax.custom_vjp
         def same(x):

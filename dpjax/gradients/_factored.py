@@ -62,8 +62,8 @@ def factored_grad(
     """Returns a function that computes per-example gradients as factors.
 
     A factor is a vector or a few rows, much smaller than the gradient that follows from
-    it. The function maps some rows of a batch to their gradients, and to `values` or
-    `(values, aux)` with the leading axis of the rows. The loss is traced once, here.
+    it. The function maps some rows of a batch to their gradients, and to their losses,
+    `values`, or to `(values, aux)` with has_aux. The loss is traced once, here.
     """
     # Gradients with respect to replicated values would be summed over devices.
     params = _sharding.varying_with(params, rows)
@@ -105,11 +105,11 @@ def factored_grad(
     grad = traced(grad, written_out, shifts(), example)
 
     def grad_fn(rows: PyTree) -> tuple[FactoredSamples, PyTree]:
-        """Returns the gradients of rows, factored where possible, and the values."""
+        """Returns gradients of rows, factored if possible, and losses, with any aux."""
         no_shifts = shifts()
 
         def of_example(example):
-            """Returns value, aux, written-out gradients and factors of one example."""
+            """Returns the loss, aux, gradients and gradient factors of an example."""
             (value, (aux, residuals)), (full, cotangents) = grad(
                 written_out, no_shifts, example
             )
@@ -144,7 +144,7 @@ def _with_shifts(sites, shifts, program, args, within=()):
     residuals = {}
 
     def rule(place, equation, inputs, run):
-        """Returns an equation's results, with shifts added if it is or has a site."""
+        """Returns an equation's results, plus a zero shift if it uses a parameter."""
         if place in sites:
             residuals[place] = sites[place].residuals(inputs)
             (result,) = run()
@@ -232,7 +232,7 @@ THROUGH = {
 class Lookup:
     """Describes a parameter of which the equations `sites` read a few rows.
 
-    They use it in `shape`, after `moves`.
+    `moves`, such as a transpose, lead from it to the table, of `shape`, that they read.
     """
 
     sites: tuple[Site, ...]
@@ -388,7 +388,8 @@ def _together(leaf_uses: Sequence[Use]) -> Product | Lookup | None:
 def _of_matrix(use):
     """Returns a use of a parameter as a product with the matrix (p, q), or None.
 
-    `_together` adds them up. For a transpose, vectors and cotangents change places.
+    `_together` joins such products. A look-up becomes a product with one-hot vectors;
+    for a transpose, vectors and cotangents change places.
     """
     if isinstance(use, WrittenOut) or len(use.shape) != 2:
         return None
@@ -460,10 +461,10 @@ def _read(jaxpr, images, within, leaf_uses):
 
 
 def _inside(equation, operands, place):
-    """Returns the jaxprs in an equation, with places, and the images that enter them.
+    """Returns an equation's inner [(jaxpr, place), ...], and images that enter them.
 
-    Images are variables with a parameter's entries. `operands` has those among the
-    equation's inputs by number, and the result by input number of a jaxpr.
+    An image is a variable with a parameter's entries. `operands` maps input numbers of
+    the equation to images, the second result maps input numbers of a jaxpr to images.
     """
     kind, params = equation.primitive, equation.params
     if is_plain_jit(equation):
@@ -518,8 +519,8 @@ def _moved(equation):
 def _use(jaxpr, equation, operand, image, place, is_alone):
     """Returns a parameter's use by an equation: `Product`, `Lookup` or `WrittenOut`.
 
-    The parameter enters as input number `operand`, after the moves of `image`; is_alone
-    tells that no other input comes from parameters.
+    Input number `operand` has the parameter's entries, moved as `image` describes;
+    is_alone tells that no other input comes from parameters.
     """
     kind, use = equation.primitive, None
     # Only look-ups outside of loops are supported: places belong to one turn.
@@ -539,8 +540,9 @@ def _use(jaxpr, equation, operand, image, place, is_alone):
 def product_of_rule(jaxpr, equation, operand, image, place) -> Product | None:
     """Returns the `Product` of a matrix in a layer with its own derivative, or None.
 
-    The layer is a `jax.custom_vjp` or `jax.custom_jvp`. The gradient has factors if the
-    rule of its derivative ends in a product of two operands: these are the factors.
+    The layer, `equation`, is a `jax.custom_vjp` or `jax.custom_jvp`. Input `operand` is
+    the matrix, from a parameter by the moves of `image`. The gradient has factors if
+    the rule of its derivative ends in a product of two operands: these are the factors.
     """
     avals = [x.aval for x in (*equation.invars, *equation.outvars)]
     is_plain = not any(jnp.issubdtype(x.dtype, jax.dtypes.extended) for x in avals)
@@ -613,7 +615,8 @@ def _inlined(program, inputs):
 def _product_at_the_end(jaxpr):
     """Returns the operands of the product that a jaxpr ends in, and axes, or None.
 
-    For a result (p, q), `operand.transpose(axes)` has p or q last, after summed axes.
+    The result is (p, q). If the first operand is transposed by the first axes, p comes
+    last, after summed axes; so does q if the second is transposed by the second axes.
     """
     made = {x: equation for equation in jaxpr.eqns for x in equation.outvars}
 

@@ -3,9 +3,8 @@
 `evaluate` computes a traced program equation by equation, and a rule may replace some
 of the equations. With it, `streamlined` makes gradients fast on XLA's CPU backend.
 
-XLA compares an index with the length of an axis in the integer type of the index. If 8
-or 16 bits cannot hold that length, a row silently loses its gradient. So indices are
-widened to 32 bits.
+XLA compares an index with the length of an axis in the index's integer type. If 8 or 16
+bits cannot hold the length, a row silently loses its gradient: so indices get 32 bits.
 """
 
 import inspect
@@ -106,7 +105,7 @@ def running_statistics(tree: PyTree) -> str | None:
 
 
 def loss_of_users(loss_fn: LossFn, *, has_aux: bool = False) -> LossFn:
-    """Returns a loss that accepts a row of `UserRecords` as an example, too.
+    """Returns a loss that also accepts all records of a user, as `UserRecords`.
 
     The loss of a user is the mean or the sum over the user's records, and its aux has a
     leading axis of records_per_user. Any other example is passed to loss_fn.

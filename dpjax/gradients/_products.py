@@ -121,9 +121,9 @@ def repeated(
     """Returns a function from an example's residuals and cotangents to its factors.
 
     It is the `factors` of a `Site` inside the scans `loops`. For one iteration,
-    `vectors` maps residuals to (G, T, p), and `cotangents` maps the result's cotangent
-    to (G, T, q). Iterations over slices of the parameter become groups G; those of any
-    other loop become positions T.
+    `vectors` maps residuals (stored inputs) to (G, T, p), and `cotangents` maps the
+    result's cotangent to (G, T, q). Iterations over slices of the parameter become
+    groups G; those of any other loop become positions T.
     """
     depth = len(loops)
     each = [i for i, loop in enumerate(loops) if loop.is_each]
@@ -144,8 +144,9 @@ def repeated(
 class Product:
     """Describes a parameter that the equations `sites` multiply by vectors.
 
-    The sites use it in `shape`, after `moves`. `order` lists its axes: first those of
-    groups, then those that are summed over, then all others.
+    `moves` lead from it to `shape`. `order` lists the axes: num_groups of groups, such
+    as heads, num_summed that are summed over, then all others. For each example there
+    are vectors (G, T, p) and cotangents (G, T, q), with G groups and T positions.
     """
 
     sites: tuple[Site, ...]
@@ -200,7 +201,7 @@ class Product:
 
     @property
     def why(self) -> str:
-        """Returns the text in `check_model`'s table: number and size of vectors."""
+        """Returns the reason for `LeafCheck.why`: number and size of the vectors."""
         groups, positions, p, q = self.sizes
         name, names = "vector", "vectors"
         if "patch" in self.kinds:
@@ -233,7 +234,7 @@ class Product:
         return joined(self.sites, residuals, cotangents, axis=1)
 
     def samples(self, left, right) -> "OuterProducts | MatrixProducts | jax.Array":
-        """Returns n gradients, from their factors (n, G, T, p) and (n, G, T, q)."""
+        """Returns n gradients; left has vectors (n, G, T, p), right cotangents."""
         n, order = self.num_summed, self.order
         if not self.is_outer:
             products = MatrixProducts(left, right, self._built(order))
@@ -287,8 +288,8 @@ def product_at(
 ) -> Product | None:
     """Returns the `Product` by which a `dot_general` uses a parameter, or None.
 
-    The parameter is input number `operand`, after the moves of `image`; `place` finds
-    the equation in the program. Its gradient is then stored as vectors and cotangents.
+    Input number `operand` has the parameter's entries, moved as `image` describes, and
+    `place` finds the equation. The gradient is then stored as vectors and cotangents.
     """
     summed, groups = equation.params["dimension_numbers"]
     matrix, vector = (equation.invars[k].aval for k in (operand, 1 - operand))
@@ -359,7 +360,10 @@ def convolution_at(equation: Any, image: Image, place: Place) -> Product | None:
 
 
 def _patches(x, params, window, counts):
-    """Returns the patches (N, *counts, *window, C) of images x, shape (N, ..., C)."""
+    """Returns the patches (N, *counts, *window, C) of images x, shape (N, ..., C).
+
+    A convolution with `params` and a kernel of size `window` has results of `counts`.
+    """
     no_padding = (0, 0, 0)
     pairs = zip(params["padding"], params["lhs_dilation"], strict=True)
     edges = [(low, high, dilation - 1) for (low, high), dilation in pairs]
@@ -399,10 +403,10 @@ def are_of_one_kind(*arrays: Any) -> bool:
 @register("left", "right")
 @dataclass(frozen=True)
 class MatrixProducts(Factors):
-    """Holds a leaf of n samples: sums of outer products over T positions, in G groups.
+    """Holds n gradients of a parameter: sums of outer products over T positions.
 
-    The factors are `left` (n, G, T, p) and `right` (n, G, T, q). `build` maps an array
-    (G, p, q) to the leaf: its entries, in another order.
+    The factors are `left` (n, G, T, p) and `right` (n, G, T, q), with G groups, such as
+    heads, and positions such as tokens. `build` reorders (G, p, q) to the parameter.
     """
 
     @property
@@ -426,10 +430,11 @@ class MatrixProducts(Factors):
         return squared_norm_of_matrices(left, right, inverse_unit)
 
     def add(self, total, influence, in_turn) -> jax.Array:
-        """Returns `total`, (G, p, q), plus all samples or influences, one by one.
+        """Returns `total`, (G, p, q), plus n samples, or `influence` of each if given.
 
-        In one product over rows and positions, terms that cancel within a row would add
-        rounding errors. With one position no term cancels.
+        Each sample is first summed over its T positions: in one sum over samples and
+        positions, terms that cancel within a sample would add rounding errors. For
+        T = 1 none cancel. in_turn, for other kinds of leaves, is ignored.
         """
         left, right = self.numbers
         if left.shape[2] == 1 and influence is None:
@@ -466,8 +471,8 @@ def squared_norm_of_matrices(
 ) -> jax.Array:
     """Returns an upper bound of the squared norm of left^T right, times inverse_unit^2.
 
-    It covers the rounding of the norm and of the product: see above. The norm is of all
-    G products of `left` (G, T, p) and `right` (G, T, q), which are `balanced`.
+    The norm is of all G products, summed over T positions, of `left` (G, T, p) and
+    `right` (G, T, q), from `balanced`. The top of this file derives its rounding.
     """
     inverse_unit = like(inverse_unit, right)
     if left.shape[1] == 1:

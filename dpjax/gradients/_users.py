@@ -51,8 +51,7 @@ def by_user(
     """Returns records with one row for each user, for training that protects users.
 
     Use the result as the data of a solver or of `Batching.draw`, which then draw users,
-    or as the batch of `robust_grad` and `streamed_grad`. To use several devices, shard
-    the rows of the result.
+    or the batch of `robust_grad` and `streamed_grad`. It can be sharded over devices.
 
     Args:
         records: pytree, leaves of shape (n, ...).
@@ -115,7 +114,7 @@ def _laid_out(num_users, records_per_user, user_gradient, records, user_ids):
 
 
 class UserSpans(NamedTuple):
-    """Holds indices of records by user, (n,), and the start and end of each user."""
+    """Holds record indices sorted by user, (n,), and each user's range of them."""
 
     order: jax.Array
     bounds: jax.Array
@@ -142,7 +141,7 @@ class UserSpans(NamedTuple):
         return cls(order, jnp.stack([bounds[:-1], bounds[1:]], axis=1))
 
     def gather(self, records, bounds, records_per_user, user_gradient) -> UserRecords:
-        """Returns k users' records, from `bounds` (k, 2), their ranges in `order`."""
+        """Returns k users' records, padded; `bounds` (k, 2) are ranges in `order`."""
         num_records = len(self.order)
         start, stop = bounds[:, :1], bounds[:, 1:]
         place = start + jnp.arange(records_per_user)[None]
@@ -190,7 +189,8 @@ def stream_of_users(
 ) -> SampleStream:
     """Returns the stream of users' gradients from the stream of rows' gradients.
 
-    `users` is the tuple of arguments of `check_users`. `axes` must be (), no sharding.
+    `users` has `robust_grad`'s user_ids, num_users, records_per_user and user_gradient.
+    `axes`, over which rows are sharded, must be ().
     """
     user_ids, num_users, records_per_user, user_gradient = users
     rule = (

@@ -58,8 +58,7 @@ def chain(*transforms: optax.GradientTransformation) -> PrivateMean:
 
     Returns:
         An optax transformation that takes per-example gradients with leaves (n, ...),
-        and the keyword is_padding_example. Updates are float32 if parameters are in
-        half precision.
+        and the keyword is_padding_example. Half-precision parameters get float32 steps.
 
     Raises:
         ValueError: If the first transformation is not a private mean, a later one is,
@@ -109,7 +108,7 @@ def chain(*transforms: optax.GradientTransformation) -> PrivateMean:
         return mean.init(params), *(part.init(wide) for part in parts)
 
     def release(updates, state, params=None, **extra_args):
-        """Returns the update after all parts, the new states, and None for stddev."""
+        """Returns the update after all parts, the new states, and no stddev (None)."""
         updates, new, noise_stddev = mean.release(
             updates, state[0], params, **extra_args
         )
@@ -299,7 +298,7 @@ class PieceSum(NamedTuple):
         return cls(*(jax.tree.map(jnp.zeros_like, tree) for _ in range(2)))
 
     def plus(self, piece: Unrounded, limit: Scalar) -> "PieceSum":
-        """Returns the sum plus a piece of a batch; `limit`, a bound, sets the unit."""
+        """Returns the sum plus a piece of a batch; its unit is near `limit`."""
 
         def scaled(x: jax.Array) -> jax.Array:
             return x / _unit(limit, x)

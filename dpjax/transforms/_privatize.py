@@ -91,7 +91,7 @@ class PrivateMean(optax.GradientTransformationExtraArgs):
 
     @classmethod
     def of(cls, init: Callable, release: Callable, measure: Callable) -> Self:
-        """Returns a `PrivateMean`: update is release, or measure of a partial batch."""
+        """Returns a `PrivateMean`: update calls release, or measure for a `Piece`."""
 
         def update(updates, state, params=None, **extra_args) -> tuple[Any, PyTree]:
             if isinstance(updates, Piece):
@@ -260,7 +260,7 @@ class _NoisyMean(NamedTuple):
     __repr__ = secret_repr
 
     def init(self, params):
-        """Returns the state: a key, and buffers of earlier noise, or thresholds."""
+        """Returns the state: a key, with buffers of correlated noise or thresholds."""
         refuse_wrappers(params)
         if self.strategy is not None:
             num_buffers = self.strategy.num_buffers
@@ -326,7 +326,7 @@ class _NoisyMean(NamedTuple):
 
 
 def _restored(measured: PrivateMean, scaled: Scaled) -> PrivateMean:
-    """Returns `measured` with means and noise multiplied by the scales of samples."""
+    """Returns a private mean: that of `measured`, and its stddev, times the scales."""
 
     def release(updates, state, params=None, **extra_args):
         mean, state, stddev = measured.release(updates, state, params, **extra_args)
@@ -415,7 +415,7 @@ def _of_batch(
     """Returns a batch's divisor, the bound of its sum, and the factor of its noise.
 
     The batch has num_pieces pieces of num_rows rows. The factor, slightly above one,
-    covers the rounding of their addition: the file of `accumulate` derives it.
+    covers the rounding of their addition: `_chain.py` derives it.
     """
     rule = "given to privatize inside accumulate: the public size of the whole batch"
     _validate.require(normalize_by is not None, "normalize_by", normalize_by, rule)
