@@ -455,7 +455,7 @@ def _descend(
 
     In each step this party adds its noise to its number of records times its robust
     mean gradient `mean_fn(params)`, and all parties move along the secure sum of these
-    vectors. `parties` has the secure sum, this party's `_Noise`, and all record counts.
+    vectors. `parties` has the secure sum, this party's noise, and all record counts.
     """
     secure_sum, noise, num_records = parties
     num_mine = num_records[secure_sum.transport.party]
