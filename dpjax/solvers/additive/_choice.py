@@ -39,7 +39,7 @@ _FEW = 0.15
 
 def shares_of(
     kind: ModelKind,  # the static description of the model
-    threshold: float,  # curves need a larger gain: see `released_gain`
+    threshold: float,  # the least gain (reduction of the loss) for curves
     num_samples: int,
     num_functions: int,  # tested functions: two for each column and output
     noise_multiplier: float,  # of all releases together
@@ -108,7 +108,7 @@ def released_gain(
 def _tested(
     kind: ModelKind, examples: Examples, predictions: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns each record's test functions, slopes and curvatures, for the gain.
+    """Returns each record's functions, slopes and curvatures, to test if curves help.
 
     Functions (n, k, 4) of each of k columns are the constant 1, a line, and two hats.
     Slopes (n, K) and curvatures (n,), in [0, 1], are first and second derivatives of
@@ -217,10 +217,10 @@ def _gain(
     key: Key,
     multiplier: Scalar,  # the noise multiplier
 ) -> jax.Array:
-    """Releases the scalar gain of curves (`released_gain`), in squares of `norm`.
+    """Releases the gain of curves, an estimate of how much they reduce the mean loss.
 
-    It is the sum of squares of the noisy mean products of bends and slopes, less the
-    expected square of the noise.
+    The scalar, in squares of `norm`, is the sum of squares of the noisy mean products
+    of bends and slopes, less the expected square of the noise.
     """
 
     def products(weights, record):

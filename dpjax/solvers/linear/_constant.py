@@ -122,8 +122,8 @@ def _samples(
 ) -> tuple[jax.Array, Estimator]:
     """Returns vectors (n, k) to average for the best constant, and the estimator.
 
-    They are pairs of weight · clipped target / `size` and weight, or indicators of K
-    classes times the weight. The estimator bounds them and has the mean's sensitivity.
+    They are pairs of weight · clipped target / `size`, up to a constant, and weight (·
+    exposure), or weighted indicators of K classes. The estimator has their sensitivity.
     """
     targets, weights = examples.targets, examples.weights
     if kind.loss.num_outputs > 1:

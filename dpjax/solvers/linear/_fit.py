@@ -231,7 +231,7 @@ def _fit_once(
     noise_multiplier: float,  # of all releases together
     execution: Execution,  # microbatches, callback, checkpoint
 ) -> tuple[Params, dict[str, Any]]:  # params, stats
-    """Releases a fit by noisy gradient steps for `fit`; robust losses need two.
+    """Releases a fit by noisy gradient steps; for robust losses `fit` makes two.
 
     Before the steps, the best constant, a whitening and clip norms are released; after
     them, a factor of the weights and a change of the intercept (`recalibration`).

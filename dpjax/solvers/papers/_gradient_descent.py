@@ -422,7 +422,7 @@ def _grad(loss_fn: LossFn, params: PyTree, record: PyTree) -> PyTree:
 
 
 def _programs(method: _Method, params, data, estimator, step_size) -> dict[str, Any]:
-    """Returns the settings that parties compare by `SecureSum.agree` at the start."""
+    """Returns by name the settings that parties compare by `SecureSum.agree`."""
     # Functions are traced, and compared as text. Of the data, only a record's shapes
     # and dtypes are compared. step_size is None if there is a schedule.
     start, record = jax.eval_shape(

@@ -454,9 +454,9 @@ def kept_of(layers: jax.Array, variances: jax.Array) -> jax.Array:
 
 
 def _squares(key, z, lengths, seen: SizeHistogram, radii, multipliers, axis_name):
-    """Releases the mean square of each column of rows clipped to the last radius.
+    """Releases the mean square of each column of rows z, clipped to the last radius.
 
-    It is (d,), for the variance by sampling. `seen` is a histogram of row `lengths`.
+    It is (d,), for the mean's standard error. `seen` is a histogram of `lengths` |z|.
     """
     num_samples, d = z.shape
     # Rows are clipped to the middle radius, for less noise. The histogram of lengths

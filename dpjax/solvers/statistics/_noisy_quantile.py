@@ -124,7 +124,7 @@ class SizeHistogram(NamedTuple):
     def of(
         cls, noisy: jax.Array, stddev: jax.Array, num_skipped: int = 0
     ) -> "SizeHistogram":
-        """Returns a histogram: its last bin with records, and numbers above each bin.
+        """Returns a histogram, with its top bin and the counts from each bin upward.
 
         `noisy` are released counts in ascending bins; see `noisy_size_histogram`.
         """

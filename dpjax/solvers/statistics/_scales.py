@@ -110,8 +110,8 @@ def scales_share(
 ) -> float:
     """Returns the share of the budget for releasing scales, from public numbers.
 
-    It suffices to detect a size (a factor of two) that a quarter of the records have,
-    from `least` to 0.35; it is zero if 0.35 could not detect a size of half of them.
+    It is at most 0.35, and such that the noise does not hide a size (a factor of two)
+    of a quarter of the records; 0 if with 0.35 it would hide even a size of half.
     """
     if num_columns == 0:
         return 0.0

@@ -161,7 +161,7 @@ class PrivateStep(OptaxStep):
         return chain(self.mean(self.estimator, self.noise_multiplier, **how), optimizer)
 
     def noise_parameters(self, num_coordinates: int) -> dict[str, Scalar]:
-        """Returns l2_sensitivity and stddev of a step; rho with `TrimmedMean`."""
+        """Returns a step's l2_sensitivity and stddev, or rho with `TrimmedMean`."""
         return measured(self.estimator).noise_parameters(
             Static.value_of(self.noise_multiplier),
             self.batches.divisor,
