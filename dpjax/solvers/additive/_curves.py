@@ -191,7 +191,7 @@ def curves_of(
     knots: tuple[float, ...],  # of every curve
     intercept: int | None,  # index of its column
 ) -> Curves:  # for predictions
-    """Returns the curves that a linear model of the features of `Hats` is a sum of.
+    """Returns, as curves, a linear model of the lines and hat functions of `Hats`.
 
     `Curves` has slopes of lines, in units of the columns, and heights at the knots.
     With a tail of 0 the columns of `smooth` had no lines among the features.

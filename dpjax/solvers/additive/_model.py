@@ -173,7 +173,7 @@ def dp_additive_model(
 def _smooth(
     smooth: Sequence[int], num_columns: int, intercept: int | None
 ) -> tuple[int, ...]:
-    """Returns the indices, from zero, of columns that may have curves, or raises."""
+    """Returns the nonnegative indices of columns that may have curves, or raises."""
     # They must be different columns of the data, without the intercept's.
     is_fine = isinstance(smooth, Sequence | np.ndarray) and not isinstance(smooth, str)
     _validate.require(is_fine, "smooth", smooth, "a sequence of indices of columns")

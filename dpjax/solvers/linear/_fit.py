@@ -402,9 +402,9 @@ def _moments(
 ) -> tuple[Unrounded, jax.Array, jax.Array | None]:  # moments, stddevs, constant
     """Returns second moments of rows before noise, stddevs of noise, and a constant.
 
-    Moments (distinct entries) and stddevs are padded vectors. A row is a record's
-    features times the root of its weight. With an intercept it has one more entry, the
-    constant times the root, which gives the center; without, the constant is None.
+    The whitening map needs them. Moments (distinct entries) and stddevs are padded
+    vectors. A row is a record's features times the root of its weight, and with an
+    intercept also a constant times the root, for the center; else the constant is None.
     """
     columns, weights = examples.features, examples.weights
     ones = constants = None

@@ -359,9 +359,9 @@ def _noisy_sums(
 def _group_means(
     counts: jax.Array, count_stddev: jax.Array, sums: _Sums
 ) -> tuple[jax.Array, jax.Array]:  # means, errors
-    """Returns each group's mean and standard error, (G,), from counts and `_Sums`."""
-    # All of these are released. Errors count sampling, noise and clipping; groups that
-    # noise hides have infinite errors.
+    """Returns each group's mean and standard error, (G,), from its count and sums."""
+    # Released `sums` are of distances from a center and of their squares. Errors count
+    # sampling, noise and clipping; groups that noise hides have infinite errors.
     sizes = jnp.maximum(counts, 1).astype(sums.values.dtype)
     from_center = sums.values / sizes
     variance = (sums.squares + sums.variance) / sizes**2

@@ -173,7 +173,7 @@ class SizeHistogram(NamedTuple):
         return size, number, jnp.maximum(index, _LEAST_INDEX)
 
     def sum_of_squares(self, low: Scalar, high: Scalar) -> jax.Array:
-        """Estimates the sum of (clip(x, low, high) - low)^2 over all sizes x."""
+        """Estimates the sum of (clip(x, low, high) - low)^2 over the magnitudes x."""
         # Variances of clipped means need it. A size counts as the middle of its bin.
         low, high = jnp.asarray(low), jnp.asarray(high)
         dtype = high.dtype

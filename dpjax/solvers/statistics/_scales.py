@@ -382,7 +382,7 @@ def _exponents(columns, is_counted, scales: _Scales, multiplier):
     bins = bins + _NUM_BINS * jnp.arange(num_columns, dtype="int32")[None]
     is_cell = differences != 0
     num_cells = jnp.sum(is_cell, axis=1, dtype="float32")
-    # A row with many cells counts less: its share is rounded down to units of a power
+    # The share by which such a row counts is rounded down to units of a power
     # of two, so that sums are exact.
     unit = 1 << int(math.log2(min(_MOST_UNITS, (2**31 - 1) // num_samples)))
     share = jnp.floor(unit * (jnp.sqrt(most_cells / num_cells) / ROUNDED_UP))

@@ -123,7 +123,7 @@ class OptaxStep(abc.ABC):
     def __call__(self, params, state, batch, is_padding_example) -> Any:
         """Returns params and the optax state after a step on a batch (m, ...)."""
         # is_padding_example marks rows that do not count, shape (m,), or is None.
-        # `streamed_grad` warns of arrays with a batch's rows, this of arrays with all.
+        # This warns if loss_fn reads arrays of all rows, `streamed_grad` of a batch's.
         warn_of_rows(self.loss_fn, params, batch, self.batches.start.num_samples)
         size = self.batches.microbatch_size
         grad_fn = streamed_grad(self.loss_fn, microbatch_size=size)
