@@ -39,11 +39,11 @@ _FEW = 0.15
 
 def shares_of(
     kind: ModelKind,  # the static description of the model
-    threshold: float,  # curves need a larger gain: see `released_gain`
+    threshold: float,  # the least gain (reduction of the loss) for curves
     num_samples: int,
     num_functions: int,  # tested functions: two for each column and output
     noise_multiplier: float,  # of all releases together
-) -> dict[str, float]:  # by release; the model has the rest
+) -> dict[str, float]:  # by name of the release; the final model has the rest
     """Returns shares of the budget for the private choice between lines and curves."""
     # `first_fit` is for a linear model, the other shares are for `released_gain`.
     noise = gain_noise(num_samples, num_functions, noise_multiplier)
@@ -56,7 +56,7 @@ def shares_of(
 
 def released_gain(
     kind: ModelKind,  # the static description of the model
-    examples: Examples,  # features: columns that may bend
+    examples: Examples,  # features: the columns that may have curves
     predictions: jax.Array,  # of the linear model, (n,) or (n, K)
     *,
     key: Key,
@@ -108,7 +108,7 @@ def released_gain(
 def _tested(
     kind: ModelKind, examples: Examples, predictions: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns the numbers of each record of which `released_gain` takes means.
+    """Returns each record's functions, slopes and curvatures, to test if curves help.
 
     Functions (n, k, 4) of each of k columns are the constant 1, a line, and two hats.
     Slopes (n, K) and curvatures (n,), in [0, 1], are first and second derivatives of
@@ -194,8 +194,8 @@ def _centered(
 ) -> jax.Array:
     """Returns slopes, derivatives of the loss in K predictions (n, K), less their mean.
 
-    They are clipped to `norm`, and the mean is released with noise. Otherwise each
-    curve would seem to reduce the loss by as much as an intercept alone can.
+    They are clipped to `norm`, and the mean is released with the noise multiplier.
+    Otherwise each curve would seem to reduce the loss by what an intercept alone can.
     """
 
     def products(weights, slope):
@@ -211,16 +211,16 @@ def _centered(
 @partial(jax.jit, static_argnums=0)
 def _gain(
     axis_name: Any,  # mesh axes of the records
-    bends: jax.Array,  # functions without straight parts, (n, 2 k)
+    bends: jax.Array,  # hat functions less constant and line, (n, 2 k)
     slopes: jax.Array,  # (n, K), derivatives of the loss
     norm: jax.Array,  # the clip norm of products, and their unit
     key: Key,
     multiplier: Scalar,  # the noise multiplier
 ) -> jax.Array:
-    """Releases the scalar gain of curves (`released_gain`), in squares of `norm`.
+    """Releases the gain of curves, an estimate of how much they reduce the mean loss.
 
-    It is the sum of squares of the noisy mean products of bends and slopes, less the
-    expected square of the noise.
+    The scalar, in squares of `norm`, is the sum of squares of the noisy mean products
+    of bends and slopes, less the expected square of the noise.
     """
 
     def products(weights, record):

@@ -64,9 +64,10 @@ def gain_noise(num_samples: int, num_functions: int, noise_multiplier: float) ->
 
 
 class Rule(NamedTuple):
-    """Holds the rule for when columns bend, for a loss.
+    """Holds a loss's public rule for whether columns get curves, and how many knots.
 
-    With a small tail, far tails use less of a record's clip norm, but are fitted later.
+    With a small unit of lines, large values use less of a record's clip norm, but the
+    lines beyond the knots are fitted later.
     """
 
     records: tuple[float, float]  # for coarse and fine knots: see `knots`
@@ -93,9 +94,9 @@ class Rule(NamedTuple):
     ) -> tuple[float, ...]:
         """Returns the positions of knots for every curve: fine, coarse, or () for none.
 
-        They are the most knots for which `num_clear` suffices: the number of records,
-        over the noise multiplier and the number of outputs. `self.records` has how many
-        each weight of the model needs; `num_smooth` columns may have curves.
+        They are the finest for which `num_clear`, the number of records over the noise
+        multiplier and the number of outputs, is at least the number of weights times a
+        constant of the loss. `num_smooth` of `num_columns` columns may have curves.
         """
         coarse, fine = self.records
         for num_records, knots in ((fine, FINE), (coarse, _COARSE)):
@@ -190,9 +191,9 @@ def curves_of(
     knots: tuple[float, ...],  # of every curve
     intercept: int | None,  # index of its column
 ) -> Curves:  # for predictions
-    """Returns the curves that a linear model of the features of `Hats` is a sum of.
+    """Returns, as curves, a linear model of the lines and hat functions of `Hats`.
 
-    Its weights become slopes of lines, in units of the columns, and heights at knots.
+    `Curves` has slopes of lines, in units of the columns, and heights at the knots.
     With a tail of 0 the columns of `smooth` had no lines among the features.
     """
     outputs = weights.shape[1:]
@@ -221,7 +222,7 @@ def at_finest(curves: Curves, places: jax.Array, weights: jax.Array) -> Curves:
 
     Args:
         curves: curves at `FINE` knots.
-        places: shape (c,), the curves that get narrow functions, among curves.smooth.
+        places: shape (c,), indices of curves.smooth: curves with narrow functions.
         weights: fitted weights of m narrow functions each, shape (c·m,) or (c·m, K).
     """
     between = hats(jnp.asarray(FINEST, weights.dtype), FINE)

@@ -173,7 +173,7 @@ def dp_additive_model(
 def _smooth(
     smooth: Sequence[int], num_columns: int, intercept: int | None
 ) -> tuple[int, ...]:
-    """Returns the indices, from zero, of columns that may have curves, or raises."""
+    """Returns the nonnegative indices of columns that may have curves, or raises."""
     # They must be different columns of the data, without the intercept's.
     is_fine = isinstance(smooth, Sequence | np.ndarray) and not isinstance(smooth, str)
     _validate.require(is_fine, "smooth", smooth, "a sequence of indices of columns")
@@ -185,7 +185,7 @@ def _smooth(
 
 
 class Terms(NamedTuple):
-    """Holds the static description of the terms of a sum."""
+    """Holds the static description of an additive model: columns, curves and knots."""
 
     kind: ModelKind  # as `problem` returns it
     num_columns: int  # with the intercept's column
@@ -226,13 +226,13 @@ class Terms(NamedTuple):
         key: Key,
         noise_multiplier: float,  # of this fit
         execution: Execution,  # microbatches, callback, checkpoint
-        finest: jax.Array | None = None,  # places among `bent`; None: no columns
+        finest: jax.Array | None = None,  # indices of `bent`; None: no columns
     ) -> tuple[jax.Array, dict[str, Any], jax.Array | None, jax.Array | None]:
         """Releases a linear model of lines and hat functions of the columns.
 
-        As `fit_columns` does, it returns weights of all functions, stats, and standard
-        errors and correlations of the weights, which are None unless `intervals` is
-        set. The columns of `bent` at the places `finest` also have narrow functions.
+        Returns the weights of all functions, stats, and the weights' standard errors
+        and correlations, which are None if the model is to have no intervals. Columns
+        in `finest` also have narrow hat functions.
         """
         num_finest = 0 if finest is None else len(finest)
         if finest is not None and num_finest:
@@ -268,10 +268,11 @@ class Terms(NamedTuple):
 def _all_terms(
     terms: Terms, examples: Examples, key: Key, noise_multiplier: float, execution: Any
 ) -> tuple[Curves, dict[str, Any], Curves | None, jax.Array | None]:
-    """Releases an additive model in which all columns of `smooth` have curves.
+    """Releases an additive model with a curve for each column that may have one.
 
-    It returns the curves, stats, standard errors of slopes and heights, as `Curves`,
-    and their correlations; errors and correlations are None without `intervals`.
+    Returns its slopes of lines and heights of curves at knots, as `Curves`; stats; and
+    the standard errors, also as `Curves`, and correlations of slopes and heights, which
+    are None unless `terms.intervals` is true.
     """
     fitted, stats, errors, correlations = terms.fit(
         examples, key, noise_multiplier, execution
@@ -279,7 +280,7 @@ def _all_terms(
     params = terms.curves(fitted)
     if errors is None or correlations is None:
         return params, stats, None, None
-    # Every slope and height is one weight in another unit, or zero and without error.
+    # A slope or height is a weight times a unit, or else fixed at zero, without error.
     at_zero = len(terms.bent) * [knot == 0 for knot in terms.knots]
     zeros = terms.num_columns + np.flatnonzero(at_zero)
     known = *(terms.bent if terms.knots else ()), *zeros.tolist()
@@ -293,9 +294,9 @@ def _chosen_terms(
     noise_multiplier: float,  # of all releases together
     execution: Execution,  # microbatches, callback, checkpoint
 ) -> tuple[Curves, dict[str, Any]]:  # curves, stats
-    """Releases an additive model and its stats, after a private choice of its terms.
+    """Releases an additive model and its stats, after a private choice of its form.
 
-    The terms are lines, curves, or curves with narrow hat functions in some columns.
+    It is a sum of lines, or of curves, some perhaps with narrow hat functions.
 
     Privacy:
         One Gaussian mechanism of the noise multiplier under replace-one: a linear
@@ -354,8 +355,9 @@ def _released_choice(
 ) -> _Choice:
     """Releases which terms to fit: lines, curves, or curves with narrow functions.
 
-    The choice follows from the gain of curves over a linear model, which is released
-    for this only, and from noisy shares of records at zero, by column.
+    The choice follows from the gain, an estimate of how much curves reduce the loss of
+    a linear model, and from noisy shares of records at zero, by column. The linear
+    model is released for this choice only.
     """
     kind, num_samples = terms.kind, len(examples.targets)
     first_key, gain_key, *rare_key = keys
@@ -391,10 +393,10 @@ def _released_choice(
 def _residual_problem(
     terms: Terms, examples: Examples, line: jax.Array, scale: jax.Array | None
 ) -> tuple[Examples, jax.Array]:  # for `released_gain`
-    """Returns examples of columns that may bend, and a linear model's predictions.
+    """Returns examples of columns for curves, and a linear model's predictions.
 
-    `line` has the model's weights. Targets and predictions are divided by `scale`, the
-    residuals' scale of the Huber loss, unless it is None.
+    `line` has the linear model's weights. Targets and predictions are divided by
+    `scale`, the residuals' scale of the Huber loss, unless it is None.
     """
     predictions = _lines(examples.features, line, terms.intercept)
     # The Huber loss has its threshold in units of the residuals' scale.

@@ -35,7 +35,7 @@ def on_sample(
     delta: float,
     **by_record: ArrayLike | None,
 ) -> Solution | None:
-    """Returns a fit on `max_records` of the records, with its guarantee for them all.
+    """Returns a fit to a random sample of `max_records`, with a guarantee for all data.
 
     `fit` takes data, key, epsilon, delta, and `by_record`, arrays (n,) such as weights,
     by name. If there are no more than `max_records` records, None is returned, so that

@@ -77,11 +77,11 @@ def best_constant(
 def _mean(
     kind: ModelKind, examples: Examples, quantile: jax.Array | None, multiplier: Scalar
 ) -> tuple[Unrounded, jax.Array, jax.Array]:  # mean, stddevs, bound
-    """Returns the mean of `_samples` before noise, stddevs of the noise, and a bound.
+    """Returns the mean for the best constant before noise, stddevs, and a bound.
 
-    `best_constant` follows from this mean with noise. Mean and stddevs are vectors
-    padded with zeros. Targets are clipped to the bound: twice their released quantile,
-    or 1 for labels, which need no quantile.
+    It is the mean of clipped targets and weights, or of weighted class indicators. It
+    and the noise's stddevs are padded with zeros. Targets are clipped to the bound:
+    twice their released quantile, or 1 for labels, which need no quantile.
     """
     size = jnp.ones((), examples.features.dtype)
     if quantile is not None:
@@ -98,7 +98,7 @@ def _constant(
 ) -> tuple[jax.Array, jax.Array]:  # constant, mean weight
     """Returns the best prediction without features, and the mean weight in [0, 1]."""
     # The prediction, () or (K,) for K classes, is on the scale of the loss's link.
-    # `noisy` are released means of `_samples`, and `size` is the bound of the targets.
+    # `noisy` is the mean of `_mean` with noise, and `size` is the bound of the targets.
     classes = kind.loss.num_outputs
     total = jnp.sum(noisy[:classes]) if classes > 1 else noisy[1]
     # Noise near a divisor of zero could make the ratio large. It must not say that a
@@ -120,10 +120,10 @@ def _constant(
 def _samples(
     kind: ModelKind, examples: Examples, size: Scalar
 ) -> tuple[jax.Array, Estimator]:
-    """Returns vectors (n, k), whose mean gives the constant, and their estimator.
+    """Returns vectors (n, k) to average for the best constant, and the estimator.
 
-    They are pairs of weight · clipped target / `size` and weight, or indicators of K
-    classes times the weight. The estimator bounds them and has the mean's sensitivity.
+    They are pairs of weight · clipped target / `size`, up to a constant, and weight (·
+    exposure), or weighted indicators of K classes. The estimator has their sensitivity.
     """
     targets, weights = examples.targets, examples.weights
     if kind.loss.num_outputs > 1:

@@ -231,7 +231,7 @@ def _fit_once(
     noise_multiplier: float,  # of all releases together
     execution: Execution,  # microbatches, callback, checkpoint
 ) -> tuple[Params, dict[str, Any]]:  # params, stats
-    """Releases a fit by noisy gradient steps for `fit`; robust losses need two.
+    """Releases a fit by noisy gradient steps; for robust losses `fit` makes two.
 
     Before the steps, the best constant, a whitening and clip norms are released; after
     them, a factor of the weights and a change of the intercept (`recalibration`).
@@ -299,9 +299,9 @@ def _prepared(kind: ModelKind, examples: Examples) -> Records:
 def _of_records(
     kind: ModelKind, examples: Examples
 ) -> tuple[dict[str, jax.Array], jax.Array, jax.Array]:  # fields, sizes, norms
-    """Returns changed fields of examples, absolute targets (n,) and row norms (n,)."""
-    # They make up `Records`. If steps start at the mean of the targets, offsets are
-    # subtracted from targets and become zero; otherwise no field is changed.
+    """Returns shifted fields of examples, absolute targets (n,) and row norms (n,)."""
+    # Releases need these numbers. If steps start at the mean of the targets, offsets
+    # are subtracted from targets and become zero; else the dict of fields is empty.
     shifted = {}
     if kind.starts_at_mean:
         targets, offsets = examples.targets, examples.offsets
@@ -402,9 +402,9 @@ def _moments(
 ) -> tuple[Unrounded, jax.Array, jax.Array | None]:  # moments, stddevs, constant
     """Returns second moments of rows before noise, stddevs of noise, and a constant.
 
-    Moments and stddevs are vectors as from `second_moments`. A row is a record's
-    features times the root of its weight. With an intercept it has one more entry, the
-    constant times the root, which gives the center; without, the constant is None.
+    The whitening map needs them. Moments (distinct entries) and stddevs are padded
+    vectors. A row is a record's features times the root of its weight, and with an
+    intercept also a constant times the root, for the center; else the constant is None.
     """
     columns, weights = examples.features, examples.weights
     ones = constants = None
@@ -431,7 +431,7 @@ def _whitened(
     stddevs: jax.Array,  # of their noise
     ones: jax.Array | None,  # the rows' constant; None: no intercept
 ) -> tuple[Whitening, jax.Array]:  # map, whitened features
-    """Returns a whitening map, from noisy second moments, and features (n, d) in it."""
+    """Returns a whitening map, from noisy second moments, and mapped features."""
     _, num_features = kind.shape(columns)
     moments, stddev = symmetric(num_features + (ones is not None), noisy, stddevs)
     white = whitening(moments, stddev, ones=ones, floors=floors)
@@ -448,12 +448,12 @@ def _whitened(
 def _first(
     kind: ModelKind, examples: Examples, z: jax.Array, constant: jax.Array, size: Scalar
 ) -> tuple[jax.Array, dict[str, jax.Array], jax.Array, jax.Array | None]:
-    """Returns offsets and first params of the steps, and sizes of the first gradients.
+    """Returns offsets, first params, and sizes of gradients, for steps in z (n, k).
 
-    The sizes are norms (n,) of each record's gradient in the weights, a quantile of
-    which is the clip norm, and the clip norm of the intercept's gradient, or None if
-    the intercept takes no steps. `constant` is the best constant prediction, and
-    targets are within ±size.
+    Offsets include the best constant prediction if no step changes it. The sizes are
+    norms (n,) of each record's gradient in the weights, a quantile of which is the clip
+    norm, and the clip norm of the intercept's gradient, or None if the intercept takes
+    no steps. z are whitened features, and targets are within ±size.
     """
     _, targets, offsets, weights = examples
     outputs = constant.shape
@@ -517,7 +517,7 @@ def _in_features(
 
 
 class Predictor(NamedTuple):
-    """Holds released scores (n,) and level of predictions, and the records."""
+    """Holds scores <v, z> (n,) for released weights v, their level, and the records."""
 
     scores: jax.Array
     level: jax.Array
@@ -584,10 +584,10 @@ def _magnitudes(loss: LinearLoss, predictor: Predictor) -> list[jax.Array]:
 def _records(
     loss: LinearLoss, predictor: Predictor, bounds: tuple[jax.Array, jax.Array]
 ) -> jax.Array:
-    """Returns each record's terms of gradient and Hessian in scale and level, (n, 5).
+    """Returns five numbers of each record for the Newton step of `recalibration`.
 
-    `bounds` clip scores and slopes (derivatives of the loss), so that the sensitivity
-    of the mean of the five numbers is known.
+    They are the loss's derivatives in scale and level, (n, 5). `bounds` clip scores and
+    slopes (derivatives in the prediction), so that the mean's sensitivity is known.
     """
     scores, level, targets, offsets, weights = predictor
     spread, height = bounds
@@ -610,8 +610,8 @@ def _means(
     bounds: list[jax.Array],  # of scores, and of slopes (derivatives of the loss)
     multiplier: Scalar,  # the noise multiplier
 ) -> tuple[Unrounded, jax.Array]:  # means, stddevs
-    """Returns means of gradient and Hessian for `recalibration`, before noise, (5,)."""
-    # They are padded with zeros, as are the stddevs of the noise to add.
+    """Returns five means for `recalibration` before noise, and stddevs of the noise."""
+    # They are gradient and Hessian in scale and level; both vectors are zero-padded.
     samples = _records(loss, predictor, (bounds[0], bounds[1]))
     return mean_and_stddevs(_RECORDS, samples, multiplier, axis_name)
 

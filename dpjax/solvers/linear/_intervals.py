@@ -96,7 +96,7 @@ def _shares(shape: tuple[int, ...], noise_multiplier: float) -> dict[str, float]
 
 
 class Curvatures(NamedTuple):
-    """Holds released second derivatives for rows (z, 1), or z without an intercept.
+    """Holds directions in which the released Hessian is the identity.
 
     A direction is hidden if its second derivative is not clear of the noise. With an
     intercept the last direction is the level, the intercept for centered rows.
@@ -109,13 +109,13 @@ class Curvatures(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """Holds released scores in directions of `Curvatures`, in units of their bounds."""
+    """Holds means and moments of gradients (scores) in directions of `Curvatures`."""
 
     mean: jax.Array  # (k,), corrected by an estimate of the bias of clipping
     stddev: jax.Array  # (k,), of the mean's noise
     moments: jax.Array  # (k, k), noisy second moments
     bias: jax.Array  # (k, blocks), the stddev of the estimated bias
-    units: jax.Array  # (k,)
+    units: jax.Array  # (k,), by which to multiply the mean and its errors
     is_heavy: jax.Array  # whether the tail is too heavy for that estimate
 
 
@@ -251,8 +251,8 @@ def _curvatures(has_intercept: bool, moments: jax.Array, stddev: Scalar) -> Curv
     """Returns eigenvectors of the Hessian, scaled so that it is the identity in them.
 
     `moments` (k, k) are the released Hessian, with noise of `stddev` on the diagonal.
-    Eigenvectors with eigenvalues that may be noise are zeros, and returned as hidden.
-    With an intercept the last column stands for the intercept of centered rows.
+    Eigenvectors with eigenvalues that may be noise are zeros, and are in the matrix
+    `hidden` instead. The last column is for the intercept of centered rows, if any.
     """
     size = len(moments)
     stddev = jnp.asarray(stddev, moments.dtype)
@@ -298,9 +298,9 @@ def _directions(
 def _scores(
     has_intercept: bool, z: jax.Array, slopes: jax.Array, root: jax.Array
 ) -> Params:
-    """Returns each record's gradients (n, d) along `root`, and for the intercept."""
-    # Their mean gives a Newton step: features z times slopes, derivatives of the loss.
-    # The columns of `root` are the directions of `Curvatures`.
+    """Returns each record's gradient along the columns of `root`, for a Newton step."""
+    # They are features z times slopes (derivatives of the loss), in two blocks: weights
+    # (n, d), and (n, 1) for the intercept. The Hessian is the identity along `root`.
     slopes = slopes[:, None]
     if not has_intercept:
         return {"weights": slopes * product(z, root)}
@@ -454,10 +454,10 @@ def _corrected(
     excess: dict[str, Excess],  # how much norms exceed the bounds
     halves: Params,  # half of the bounds
 ) -> tuple[jax.Array, Scores]:  # rows, scores
-    """Returns gradients (n, k) scaled to norms up to 1, and `Scores` from their mean.
+    """Returns gradients (n, k) scaled to norms up to 1, and `Scores`: their mean.
 
-    The mean is corrected for clipping. Scores.stddev is in units of the parts' noise;
-    the second moments, of the scaled gradients, are zeros until they are released.
+    The released mean is corrected for clipping by `excess`. Its stddev is over that of
+    the parts' noise; `Scores.moments` are zeros until the caller releases them.
     """
     means, noises, biases, units, rows = [], [], [], [], []
     is_heavy = jnp.zeros((), bool)

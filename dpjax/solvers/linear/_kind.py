@@ -67,7 +67,7 @@ _INTERCEPT_SHARE = 0.1  # of the steps' budget
 
 
 class ModelKind(NamedTuple):
-    """Holds the static description of a model."""
+    """Holds the static description of a linear model: loss, intercept and features."""
 
     loss: LinearLoss  # of a prediction and a target
     has_intercept: bool  # whether an intercept is fitted
@@ -115,7 +115,7 @@ class Examples(NamedTuple):
 
 
 class CheckedData(NamedTuple):
-    """Holds a loss, records that suit it, and the intercept's column from zero on."""
+    """Holds a loss, data of right shapes, and the index of the intercept's column."""
 
     loss: LinearLoss
     features: jax.Array

@@ -54,7 +54,7 @@ class BlockClipping(Estimator):
     shares: tuple[tuple[str, float], ...]  # of the budget, a dict as pairs; static
 
     def influence(self, sample: PyTree) -> PyTree:
-        """Returns a sample's clipped leaves over their norms, times roots of shares."""
+        """Returns a sample's clipped leaves over clip norms, times roots of shares."""
         # All leaves together have norm 1 at most; equal noise gives each its share.
         # A leaf may exceed its norm by the rounding of clip_to_norm and of two
         # products.

@@ -422,7 +422,7 @@ def _grad(loss_fn: LossFn, params: PyTree, record: PyTree) -> PyTree:
 
 
 def _programs(method: _Method, params, data, estimator, step_size) -> dict[str, Any]:
-    """Returns the settings that parties compare by `SecureSum.agree` at the start."""
+    """Returns by name the settings that parties compare by `SecureSum.agree`."""
     # Functions are traced, and compared as text. Of the data, only a record's shapes
     # and dtypes are compared. step_size is None if there is a schedule.
     start, record = jax.eval_shape(
@@ -455,7 +455,7 @@ def _descend(
 
     In each step this party adds its noise to its number of records times its robust
     mean gradient `mean_fn(params)`, and all parties move along the secure sum of these
-    vectors. `parties` has the secure sum, this party's `_Noise`, and all record counts.
+    vectors. `parties` has the secure sum, this party's noise, and all record counts.
     """
     secure_sum, noise, num_records = parties
     num_mine = num_records[secure_sum.transport.party]

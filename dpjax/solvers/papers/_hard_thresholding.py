@@ -233,7 +233,7 @@ def dp_sparse_linear_regression(
 
 
 class Peeling(NamedTuple):
-    """The peeling of a step, which chooses and releases s entries, and its privacy."""
+    """Describes peeling, a private choice and noisy release of s large entries."""
 
     sparsity: int  # s
     rho: float  # zCDP cost of one peeling
@@ -241,7 +241,7 @@ class Peeling(NamedTuple):
     privacy: tuple[float, float]  # of one peeling, and so of all on disjoint batches
 
     def stats(self, num_samples: int, num_steps: int, sensitivity: Scalar) -> dict:
-        """Returns a run's stats: its sizes, its sensitivity, and its noise."""
+        """Returns the stats of a solver's run by name: sizes, sensitivity, noise."""
         # `sensitivity` is the linf sensitivity of eta g in the last step.
         rounds = 1.0 if self.noise == "gumbel" else 2.5
         scale = sensitivity * math.sqrt(rounds * self.sparsity / self.rho)

@@ -276,8 +276,8 @@ def chunk_scores(
 ) -> jax.Array:
     """Returns the scores of candidates, shape (size,); a better fit has a higher score.
 
-    A score is a sum over records of log(f_i) / U, each in [0, 1] and lower for a larger
-    residual, rounded as in `FixedPoint`. `columns` are candidates, shape (d, size),
+    A score is a sum of a number in [0, 1] for each record, lower for a larger residual,
+    rounded to integers as in `FixedPoint`. `columns` are candidates, shape (d, size),
     and `blocks` records from `row_blocks`. If rows are sharded over mesh `axes`, a psum
     adds the integers. A block has rows of one device, as `FixedPoint` asks.
     """

@@ -281,9 +281,10 @@ def _noise(theory: Theory, num_samples: int) -> float:
 def phases_of(
     theory: Theory, num_samples: int, smoothness: float, num_steps: int | None
 ) -> list[Phase]:
-    """Returns each phase's settings, for num_samples records (of a group, or all)."""
-    # `smoothness` is beta, a bound on the risk's curvature, from which the number of
-    # steps of each phase follows, unless num_steps replaces it.
+    """Returns each phase's number of records, clip norm, penalty and steps."""
+    # The phases share num_samples records (of a group, or all). `smoothness` is beta, a
+    # bound on the risk's curvature, from which each phase's number of steps follows,
+    # unless num_steps replaces it.
     penalty = 4 * math.sqrt(variance(theory, num_samples // 2)) / theory.radius
     # If A_i grows fourfold per phase, so many phases reach
     # G sqrt(A_I) / lambda_I <= lambda_1 R^2 / 2.
@@ -315,7 +316,7 @@ def phases_of(
 )
 @dataclass(frozen=True, kw_only=True)
 class _Step(OptaxStep):
-    """A projected step on (1), along the noisy mean gradient plus the penalty's."""
+    """A projected step along the noisy mean gradient plus the penalty's gradient."""
 
     estimator: Clipping
     noise_multiplier: Scalar

@@ -298,7 +298,7 @@ class _Party:
         return words[0], words[1:].reshape(len(_LENGTHS) + 1, -1)
 
     def _add(self, kind: float, points: np.ndarray) -> np.ndarray:
-        """Returns the sum of all parties' gradients or Hessians, in grid steps."""
+        """Returns the sum of all parties' gradients or Hessians, in steps of a grid."""
         # `kind` says which of the two is computed at points; only gradients have noise.
         loss = self.objective.loss
         if kind == _GRADIENTS:

@@ -231,7 +231,7 @@ class _Sums(NamedTuple):
 def _sums(
     keys: tuple[Key, Key],  # for sums, and for sums of squares
     groups: Groups,  # samples and their groups
-    place: tuple[jax.Array, jax.Array, float],  # median, its search bound, reach
+    place: tuple[jax.Array, jax.Array, float],  # median, its bound, samples' bound
     seen: SizeHistogram,  # histogram of distances from the median
     multipliers: tuple[float, float, float],  # of sums, squares, and seen
 ) -> _Sums:
@@ -359,9 +359,9 @@ def _noisy_sums(
 def _group_means(
     counts: jax.Array, count_stddev: jax.Array, sums: _Sums
 ) -> tuple[jax.Array, jax.Array]:  # means, errors
-    """Returns each group's mean and standard error, (G,), from released numbers."""
-    # Errors count sampling, noise and clipping; groups that noise hides have
-    # infinities.
+    """Returns each group's mean and standard error, (G,), from its count and sums."""
+    # Released `sums` are of distances from a center and of their squares. Errors count
+    # sampling, noise and clipping; groups that noise hides have infinite errors.
     sizes = jnp.maximum(counts, 1).astype(sums.values.dtype)
     from_center = sums.values / sizes
     variance = (sums.squares + sums.variance) / sizes**2
@@ -419,8 +419,8 @@ def _bisected_quantiles(quantiles, key: Key, groups: Groups, bound, multiplier):
     def end_of(key: Key, start: jax.Array, ends_of: Any, is_higher: Any) -> Any:
         """Returns where a bisection near `start` ends, and half its last step.
 
-        A step goes up if `is_higher(below, between, above)` holds for noisy counts
-        about the two ends of `ends_of(middle)`.
+        A step goes up if `is_higher(below, between, above)` holds for noisy counts of
+        samples below, between and above the two numbers `ends_of(middle)`.
         """
         return bisected(
             key,

@@ -224,8 +224,8 @@ def _geometric_median(
 class Shares(NamedTuple):
     """Holds the share of the budget of each release; all add up to 1.
 
-    They are those of `Round`, of lengths in whitened coordinates, and of squares and
-    the mean there; a share is None if there is no such release.
+    Whitening (`Round`) needs the first five, and lengths, squares and the mean are in
+    whitened coordinates. A share is None if there is no such release.
     """
 
     sizes: float
@@ -351,8 +351,8 @@ class Round(NamedTuple):
     def of(cls, keys, samples: jax.Array, multipliers: Shares, axis_name) -> "Round":
         """Releases medians, scales and the map A of samples (n, d), and returns rows.
 
-        `keys` are for medians and scales, and for second moments, which give A; if they
-        have no share of the budget, A is the identity.
+        `keys` are for medians and scales, and for second moments, which give A. If the
+        moments have no noise multiplier in `multipliers`, A is the identity.
         """
         place_key, moments_key = keys
         size_key, median_key, scale_key = _keys.split(place_key, 3)
@@ -445,8 +445,8 @@ def layers_of(
 def kept_of(layers: jax.Array, variances: jax.Array) -> jax.Array:
     """Returns factors (2,) by which outer layers shrink toward zero (James and Stein).
 
-    A factor is the share of the layer's energy that exceeds its variance: of noisy
-    layers (3, k) and variances (3,) of a coordinate, by noise and sampling.
+    A factor is the share of a layer's sum of squares beyond what noise and sampling
+    add: k variances. Noisy layers are (3, k), the variances of their entries (3,).
     """
     energy = jnp.sum(layers[1:] ** 2, axis=1)
     noise = layers.shape[1] * variances[1:]
@@ -454,9 +454,9 @@ def kept_of(layers: jax.Array, variances: jax.Array) -> jax.Array:
 
 
 def _squares(key, z, lengths, seen: SizeHistogram, radii, multipliers, axis_name):
-    """Releases the mean square of each column of rows clipped to the last radius.
+    """Releases the mean square of each column of rows z, clipped to the last radius.
 
-    It is (d,), for the variance by sampling. `seen` is a histogram of row `lengths`.
+    It is (d,), for the mean's standard error. `seen` is a histogram of `lengths` |z|.
     """
     num_samples, d = z.shape
     # Rows are clipped to the middle radius, for less noise. The histogram of lengths

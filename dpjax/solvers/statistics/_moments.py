@@ -70,8 +70,8 @@ def second_moments(
     """Returns the moments of `noisy_second_moments` before noise, and stddevs of noise.
 
     Both are vectors, padded with zeros for `gaussian_of_padded`, of the d (d + 1) / 2
-    distinct entries, the diagonal first. `row_of` makes the row (d,) of one of the
-    records (n, ...) when it is read.
+    distinct entries, the diagonal first. `row_of` makes a row (d,) from each of the n
+    records when it is read; by default records are rows.
     """
 
     def product(moments: jax.Array, record: PyTree) -> jax.Array:

@@ -124,7 +124,7 @@ class SizeHistogram(NamedTuple):
     def of(
         cls, noisy: jax.Array, stddev: jax.Array, num_skipped: int = 0
     ) -> "SizeHistogram":
-        """Returns a histogram: its last bin with records, and numbers above each bin.
+        """Returns a histogram, with its top bin and the counts from each bin upward.
 
         `noisy` are released counts in ascending bins; see `noisy_size_histogram`.
         """
@@ -173,7 +173,7 @@ class SizeHistogram(NamedTuple):
         return size, number, jnp.maximum(index, _LEAST_INDEX)
 
     def sum_of_squares(self, low: Scalar, high: Scalar) -> jax.Array:
-        """Estimates the sum of (clip(x, low, high) - low)^2 over all sizes x."""
+        """Estimates the sum of (clip(x, low, high) - low)^2 over the magnitudes x."""
         # Variances of clipped means need it. A size counts as the middle of its bin.
         low, high = jnp.asarray(low), jnp.asarray(high)
         dtype = high.dtype
@@ -193,11 +193,11 @@ def num_above(noise_multiplier: float) -> float:
 def noisy_bound(
     key: Key, magnitudes: jax.Array, *, noise_multiplier: float, least: float = 0.0
 ) -> jax.Array:
-    """Releases a bound that about `num_above(noise_multiplier)` magnitudes exceed.
+    """Releases a bound that few of the magnitudes (n,) exceed, as a clip norm.
 
-    If `least` is larger, about `least` of the magnitudes (n,) exceed it. Vectors are
-    clipped to it. Noise where no records are makes it too large: intervals are then
-    wider, but cover.
+    As many exceed it as a count needs to be clear of the noise (`num_above`), or about
+    `least`, if that is more. Noise may make it too large where there are no records:
+    intervals are then wider, but cover.
 
     Privacy:
         A Gaussian mechanism of the noise multiplier under replace-one, of 9 adaptive
@@ -269,9 +269,9 @@ def noisy_excess(
 ) -> Excess:
     """Releases how much magnitudes exceed a bound C, for a Pareto tail from C / 2 on.
 
-    A mean of vectors clipped to C is corrected with it. If a share r of the magnitudes
-    (n,) above C / 2 is above C, the index is log2(1 / r), and the mean of (x - C)+ is 2
-    r / (1 - 2 r) times the mean of clip(x, C / 2, C) - C / 2.
+    `Excess` has a ratio that corrects a mean of vectors clipped to C, and its error. If
+    a share r of those above C / 2 is above C, the index is log2(1 / r), and the mean of
+    (x - C)+ is 2 r / (1 - 2 r), the ratio, times that of clip(x, C / 2, C) - C / 2.
 
     Privacy:
         A Gaussian mechanism of the noise multiplier under replace-one, of the numbers
@@ -283,8 +283,8 @@ def noisy_excess(
 
 @jax.jit
 def _excess(key: Key, x: jax.Array, bound: jax.Array, stddev: Scalar) -> Excess:
-    """Releases how many magnitudes x (n,) exceed bound / 2 and bound, as `Excess`."""
-    # It estimates how much they exceed the bound. `stddev` is that of a count's noise.
+    """Releases how much magnitudes x (n,) exceed `bound`: a ratio and its error."""
+    # They follow from noisy counts above bound / 2 and bound, with noise of `stddev`.
     stddev = jnp.asarray(stddev, "float32")
     is_above = jnp.stack([(x > bound / 2) & ~(x > bound), x > bound])
     counts = jnp.minimum(jnp.sum(is_above.astype("int32"), axis=1), MOST_RECORDS)

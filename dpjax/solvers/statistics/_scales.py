@@ -110,8 +110,8 @@ def scales_share(
 ) -> float:
     """Returns the share of the budget for releasing scales, from public numbers.
 
-    It suffices to detect a size (a factor of two) that a quarter of the records have,
-    from `least` to 0.35; it is zero if 0.35 could not detect a size of half of them.
+    It is at most 0.35, and such that the noise does not hide a size (a factor of two)
+    of a quarter of the records; 0 if with 0.35 it would hide even a size of half.
     """
     if num_columns == 0:
         return 0.0
@@ -298,9 +298,11 @@ def _released(
 def _start(
     columns: jax.Array, is_counted: jax.Array | None
 ) -> tuple[jax.Array, _Scales]:  # columns, scales
-    """Returns clipped columns, NaN in rows that do not count, and the first scales."""
-    # Releases start from centers 0 and scales 1. Columns are (n, k); is_counted is (n,)
-    # or None: all rows count.
+    """Returns columns (n, k) clipped to ±2^60, and centers 0 and scales 1 for them.
+
+    `_released` starts from these; within ±2^60 no quotient overflows. Rows that do not
+    count become NaN, as if missing. is_counted is (n,), or None: all rows count.
+    """
     columns = jnp.clip(columns, -_BEYOND, _BEYOND)
     if is_counted is not None:
         columns = jnp.where(is_counted[:, None], columns, jnp.nan)
@@ -340,7 +342,7 @@ def _edges_of(num_columns: int) -> jax.Array:
 def _numbers_of_cells(
     columns: jax.Array, multiplier: Scalar
 ) -> tuple[Unrounded, jax.Array]:  # a histogram, padded, and stddevs of its noise
-    """Counts rows by their number of nonzero cells, before noise, for `_most_cells`."""
+    """Counts rows by their number of nonzero entries (cells), before noise is added."""
     edges = _edges_of(columns.shape[1])
     is_cell = (columns != 0) & ~jnp.isnan(columns)
     num_cells = jnp.sum(is_cell, axis=1, dtype="float32")
@@ -353,8 +355,9 @@ def _numbers_of_cells(
 def _most_cells(
     shape: tuple[int, int], noisy: jax.Array, stddevs: jax.Array
 ) -> jax.Array:
-    """Returns b, which few rows' numbers of nonzero cells exceed, from noisy counts."""
-    # Rows with more cells count less in `_exponents`. `shape` is that of the columns.
+    """Returns b, a number of nonzero cells (entries) that few of the rows exceed."""
+    # It follows from noisy counts of rows by this number, with noise of `stddevs`, and
+    # bounds the sensitivity of `_exponents`. `shape` is that of the columns.
     edges = _edges_of(shape[1])
     bins = jnp.arange(len(edges))
     is_above = bins[None] > bins[:, None]
@@ -367,9 +370,9 @@ def _most_cells(
 def _exponents(columns, is_counted, scales: _Scales, multiplier):
     """Returns histograms of exponents of |x - center|, before noise, and stddevs.
 
-    Columns are (n, k), and is_counted is (n,), or None for all. A row with more than b
-    nonzero cells counts less, so that b bounds the sensitivity. The last entry is the
-    number of records that count. Both vectors are padded with zeros.
+    Columns are (n, k), `scales` has centers and b, and is_counted is (n,), or None for
+    all. A row with over b nonzero differences counts less, so b bounds the sensitivity.
+    The last entry is the number of records that count. Vectors are padded with zeros.
     """
     num_samples, num_columns = columns.shape
     most_cells = scales.most_cells
@@ -379,7 +382,7 @@ def _exponents(columns, is_counted, scales: _Scales, multiplier):
     bins = bins + _NUM_BINS * jnp.arange(num_columns, dtype="int32")[None]
     is_cell = differences != 0
     num_cells = jnp.sum(is_cell, axis=1, dtype="float32")
-    # A row with many cells counts less: its share is rounded down to units of a power
+    # The share by which such a row counts is rounded down to units of a power
     # of two, so that sums are exact.
     unit = 1 << int(math.log2(min(_MOST_UNITS, (2**31 - 1) // num_samples)))
     share = jnp.floor(unit * (jnp.sqrt(most_cells / num_cells) / ROUNDED_UP))
@@ -397,10 +400,11 @@ def _exponents(columns, is_counted, scales: _Scales, multiplier):
 def _resized(
     static: tuple[bool, bool], scales: _Scales, noisy: jax.Array, stddevs: jax.Array
 ) -> _Scales:
-    """Returns `scales` with new divisors, by the histograms of `_exponents` with noise.
+    """Returns `scales` with new divisors, from noisy histograms of |x - center|.
 
     A divisor is a high quantile of |x - center|; where noise hides it, it is 1 in the
-    first round, then unchanged. `static`: is_first, and whether records have weights.
+    first round, then unchanged. `static` tells whether this is the first round, and
+    whether records have weights.
     """
     is_first, is_weighted = static
     num_cells = scales.centers.size * _NUM_BINS

@@ -113,7 +113,7 @@ class Choices(NamedTuple):
 
     @classmethod
     def tight(cls, num_composed: int, epsilon: float, delta: float) -> "Choices":
-        """Returns the mechanism for private selections, with the largest epsilon."""
+        """Returns choices by the mechanism that gives each the largest epsilon."""
         # A record affects num_composed choices, which together are (epsilon, delta)-DP.
         if num_composed == 1:
             return cls("permute_and_flip", epsilon, 1, (epsilon, 0.0))

@@ -55,7 +55,7 @@ class Batches(NamedTuple):
         delta: float | None = None,
     ) -> "Batches":
         """Returns the batching, microbatches and mesh axes of a run, or raises."""
-        # Of `data` only shapes and sharding are read. `Poisson` and its kind need
+        # Of `data` only shapes and sharding are read. Poisson batchings need
         # epsilon and delta, for the size of padded batches.
         check_execution(execution)
         num_samples = _validate.leading_size(data, "data")
@@ -123,7 +123,7 @@ class OptaxStep(abc.ABC):
     def __call__(self, params, state, batch, is_padding_example) -> Any:
         """Returns params and the optax state after a step on a batch (m, ...)."""
         # is_padding_example marks rows that do not count, shape (m,), or is None.
-        # `streamed_grad` warns of arrays with a batch's rows, this of arrays with all.
+        # This warns if loss_fn reads arrays of all rows, `streamed_grad` of a batch's.
         warn_of_rows(self.loss_fn, params, batch, self.batches.start.num_samples)
         size = self.batches.microbatch_size
         grad_fn = streamed_grad(self.loss_fn, microbatch_size=size)
@@ -161,7 +161,7 @@ class PrivateStep(OptaxStep):
         return chain(self.mean(self.estimator, self.noise_multiplier, **how), optimizer)
 
     def noise_parameters(self, num_coordinates: int) -> dict[str, Scalar]:
-        """Returns l2_sensitivity and stddev of a step; rho with `TrimmedMean`."""
+        """Returns a step's l2_sensitivity and stddev, or rho with `TrimmedMean`."""
         return measured(self.estimator).noise_parameters(
             Static.value_of(self.noise_multiplier),
             self.batches.divisor,
@@ -213,10 +213,11 @@ class Observed(NamedTuple):
 def observed(
     optimizer: optax.GradientTransformation, stddev: Scalar | None
 ) -> optax.GradientTransformationExtraArgs:
-    """Returns optimizer with the state `Observed`, which has norms of the private mean.
+    """Returns `optimizer` with a state that has norms of the mean and its noise, too.
 
-    Its update passes the noise's l2 norm to optimizer as the keyword noise_norm. The
-    noise has `stddev`, or if that is None, the noise_stddev that the chain passes.
+    The noisy mean gradient is the input of `update`, which passes the l2 norm of its
+    noise to `optimizer` as the keyword noise_norm. The noise has `stddev`, or if that
+    is None, the noise_stddev that the optax chain passes.
     """
     optimizer = optax.with_extra_args_support(optimizer)
 
@@ -226,7 +227,7 @@ def observed(
         return Observed(optimizer.init(params), *unseen)
 
     def update(updates, state, params=None, *, noise_stddev=None, **extra_args):
-        """Returns optimizer's updates, and its state with the norms of its input."""
+        """Returns optimizer's updates, and its state with norms of input and noise."""
         noise, spread = jnp.float32(0.0), noise_stddev if stddev is None else stddev
         if spread is not None:
             # The norm is the root of the sum of all coordinates' variances.
@@ -361,7 +362,7 @@ def _run(execution: Execution, step: OptaxStep, params, data, key, part):
 
 
 def _saved(execution, step, traced, arguments, devices):
-    """Returns what `iterate` does, for a run that a checkpoint saves."""
+    """Returns the last params and optax state of a run that a checkpoint saves."""
     # It saves the carry of `_run` after each part, and resumes from a saved carry.
     # `traced` has params, data and key; `arguments` also the fields of step.
     checkpoint, callback = execution.checkpoint, execution.callback
