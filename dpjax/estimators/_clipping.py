@@ -357,7 +357,7 @@ class Grouped(NormBounded):
         groups = []
         for leaf in names:
             fitting = [x for x in index if x == "" or f"{leaf}/".startswith(f"{x}/")]
-            rule = f"names that every leaf begins with one of, as {leaf!r} does not"
+            rule = f"names or prefixes of all leaves: add {leaf!r}, or '' for the rest"
             _validate.require(bool(fitting), "groups", self.groups, rule)
             groups.append(index[max(fitting, key=len)])
         without = [x for i, x in enumerate(self.groups) if i not in groups]

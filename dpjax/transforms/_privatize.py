@@ -467,8 +467,8 @@ def add_gaussian_noise(*, stddev: Scalar, key: Key) -> optax.GradientTransformat
 
 _REFUSED = {
     "MultiSteps": "it would average over samples before they are bounded. Give one "
-    "update the whole batch, as a stream of dpjax.gradients.streamed_grad, or put "
-    "dpjax.transforms.accumulate around the optimizer, which takes pieces.",
+    "update the whole batch, as a stream of dpjax.gradients.streamed_grad, or wrap the "
+    "optimizer in dpjax.transforms.accumulate, which takes a batch in pieces.",
     "apply_if_finite": "it would skip updates by the values of private samples. It is "
     "not needed: releases are finite, whatever the samples.",
 }

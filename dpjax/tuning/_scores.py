@@ -48,8 +48,8 @@ class Score:
 
     def __post_init__(self) -> None:
         _validate.require(callable(self.fn), "fn", self.fn, "a function (params, key)")
-        is_fine = isinstance(self.privacy, PrivacyGuarantee)
-        _validate.require(is_fine, "privacy", self.privacy, "a PrivacyGuarantee")
+        given, rule = self.privacy, "a dpjax.accounting.PrivacyGuarantee (see its `of`)"
+        _validate.require(isinstance(given, PrivacyGuarantee), "privacy", given, rule)
         _validate.choice(ScoredRecords, records=self.records)
 
 

@@ -224,7 +224,7 @@ def draw_count(law: TrialCount, key: Key) -> int:
                     return k
             if start > 2 * law.mean and np.all(probs < 2.0**-_BITS):
                 break
-    raise AssertionError("a thousand draws in a row of probability 1e-12")
+    raise AssertionError("no count in 1,000 draws, a bug of dpjax: please report it")
 
 
 @jax.jit
@@ -306,8 +306,8 @@ class Runs:
         else:
             candidate = self.candidates[index]
         solution = self.train_fn(candidate, train_key)
-        is_fine = isinstance(solution, Solution)
-        _validate.require(is_fine, "what train_fn returns", solution, "Solution")
+        is_fine, rule = isinstance(solution, Solution), "a dpjax.solvers.Solution"
+        _validate.require(is_fine, "what train_fn returns", type(solution), rule)
         return solution, jnp.asarray(self.score.fn(solution.params, score_key))
 
     def traced(self) -> Iterator[tuple[Callable, tuple]]:

@@ -103,7 +103,7 @@ def dp_objective_perturbation(
     if gradient_norm is None:
         gradient_norm = max(1e-8 * plan.convexity, least)
     _validate.positive(gradient_norm=gradient_norm)
-    rule = f"at least {least:.3g}, which float64 can certify here"
+    rule = f"None, or at least {least:.3g}, the least that float64 can certify here"
     _validate.require(gradient_norm >= least, "gradient_norm", gradient_norm, rule)
     output_stddev = gaussian_stddev(
         output_epsilon, output_delta, sensitivity=2 * gradient_norm / plan.convexity

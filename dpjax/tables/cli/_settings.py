@@ -167,7 +167,7 @@ class ReleaseOptions(TextOptions):
         is_secret, has_unit = self.seed is None, self.unit is not None
         is_fine = is_secret or self.generator == "threefry"
         self.require("generator", is_fine, "left out with --seed")
-        rule = "left out with --seed, whose noise protects nobody"
+        rule = "left out with --seed, because noise of a known seed protects nobody"
         self.require("ledger", is_secret, rule)
         self.require("records_per_unit", has_unit, "left out without --unit")
 
@@ -238,17 +238,17 @@ class Settings(ReleaseOptions):
         """Checks that no option is given together with one that excludes it."""
         super().__post_init__()
         one_record, is_plain = self.unit is None, not self.intervals
-        is_tweedie = self.loss == "tweedie"
+        is_tweedie, is_linear = self.loss == "tweedie", self.model == "linear"
         # An option, whether it may be given, and when it must be left out.
         for name, is_fine, where in (
-            ("private_ranges", one_record, "with --unit, for which it is not made"),
+            ("private_ranges", one_record, "with --unit, which it does not support"),
             ("intervals", one_record, "with --unit, whose records are dependent"),
             ("unit_names", not one_record, "without --unit"),
             ("power", is_tweedie, "without --loss tweedie"),
             ("max_features", self.model != "additive", "with --model additive"),
             ("max_features", is_plain, "with --intervals"),
-            ("model", is_plain or self.model == "linear", "with --intervals"),
-            ("loss", is_plain or not is_tweedie, "with --intervals"),
+            ("model", is_plain or is_linear, "with --intervals, or linear"),
+            ("loss", is_plain or not is_tweedie, "with --intervals, or not tweedie"),
         ):
             self.require(name, is_fine, f"left out {where}")
 

@@ -426,7 +426,7 @@ def load_model(path: str | os.PathLike[str]) -> Model:
             return _model(params, heights, errors, content)
     except Exception as why:  # zipfile, NumPy and json raise errors of many types
         raise ValueError(
-            "model must be a file that dpjax train has written (model.npz), whole, "
+            "model must be a file that dpjax train has written (model.npz) in full, "
             f"got {str(path)!r}: {why}."
         ) from None
     writer = (
@@ -434,7 +434,7 @@ def load_model(path: str | os.PathLike[str]) -> Model:
     )
     raise ValueError(
         f"model must be of format {_FORMAT}, which this version of dpjax reads; "
-        f"{writer} version wrote {path}, got {version}."
+        f"{writer} version wrote {path}, got {version}. Use that version or retrain."
     )
 
 
