@@ -60,7 +60,11 @@ class TableRows(Values):
 
         # For each row, goal is the index of the first row at the same place.
         def once(places, values):
-            """Returns a sample's places and rows, with rows at one place added up."""
+            """Returns a sample's rows of a table's gradient, each place once.
+
+            Rows at the same place are added up in the first; the place of the rest
+            becomes `num_rows`, which is skipped. Norms need the added rows.
+            """
             if size**2 <= num_rows:  # compares all pairs
                 is_same = places[:, None] == places[None]
                 goal = jnp.where(is_same, order[:, None], size)

@@ -386,9 +386,12 @@ class Runs:
 def _search(
     runs: Runs, law: TrialCount, key: Key, num_parallel: int, known, store: Store | None
 ) -> Progress:
-    """Makes runs, as many as are drawn from `law`; returns the state after them."""
-    # `known` is the caller's guarantee of every run, None if traced runs have shown it.
-    # `store` is the checkpoint from which a search continues, if any.
+    """Trains a number of candidates drawn from `law`; returns the best run by score.
+
+    `Progress` also counts the runs. `num_parallel` runs are computed at a time. Each
+    run must cost at most the guarantee `known`, unless None. `store` is the checkpoint
+    from which a search continues, if any.
+    """
     if store is not None and store.step is not None:
         progress = Progress.of(store.latest())
     else:

@@ -390,7 +390,10 @@ def _static(learning_rate: Any) -> Any:
 def _run(
     step: PrivateStep, params: PyTree, data: PyTree, key: Key, execution: Execution
 ) -> tuple[PyTree, dict[str, Scalar]]:
-    """Runs all steps; returns the released params, and num_steps and batch_size."""
+    """Takes the steps of a descent; returns the last or averaged params, and stats.
+
+    `step.batches` has the number of steps and the divisor of a batch, which are stats.
+    """
     params, state = iterate(step, params, data, key=key, execution=execution)
     batches = step.batches
     stats = {"num_steps": batches.start.num_steps, "batch_size": batches.divisor}

@@ -278,7 +278,10 @@ def _into_ball(vector: jax.Array, radius: jax.Array) -> jax.Array:
 
 
 def _arrays(data: PyTree) -> tuple[jax.Array, jax.Array]:
-    """Returns features (n, d) and targets (n,), the same on all devices, or raises."""
+    """Returns features (n, d) and targets (n,), gathered from all devices.
+
+    Raises `ValueError` unless `data` is a pair of these shapes.
+    """
     is_fine = isinstance(data, tuple) and len(data) == 2
     _validate.require(is_fine, "data", type(data), "a pair (features, targets)")
     features, targets = gathered(arrays(data))

@@ -308,7 +308,8 @@ def _squares(
     key: Key, groups: Groups, lengths: jax.Array, radius: jax.Array, multiplier: float
 ) -> tuple[jax.Array, jax.Array]:
     """Releases each group's sum of squares of lengths, (G,), and its noise's stddev."""
-    # Lengths (n,), distances from the center, are clipped to `radius`, for errors.
+    # Lengths (n,), distances of samples from the center, are clipped to `radius`. The
+    # sums give the spread of each group, for the standard errors of means.
     short = (jnp.minimum(lengths, radius) / radius) ** 2
     clipping = SetClipping(1.0, math.sqrt(min(groups.counts.size, 2)))
     squares, stddev = _noisy_sums(key, groups, short[:, None], multiplier, clipping)

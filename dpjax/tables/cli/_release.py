@@ -46,7 +46,10 @@ class RunFolder(NamedTuple):
     run: str = ""  # the digest of the command and the table, keyed by the run's key
 
     def checked(self) -> "RunFolder":
-        """Returns this folder, its path resolved; raises if it is unsafe to remove."""
+        """Returns this folder with its real path; refuses what a run must not remove.
+
+        That is a link, or a folder with other files than those of a stopped run.
+        """
         shown, is_link = str(self.path), self.path.is_symlink()
         rule = "a folder, no link to one, since it is removed in the end"
         _validate.require(not is_link, "--checkpoint", shown, rule)
