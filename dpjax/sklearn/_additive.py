@@ -192,8 +192,8 @@ class _Additive(LinearEstimator):
 
     @property
     def _axis(self) -> tuple[list[str], str]:
-        """The labels of the classes and of the score axis in a plot."""
-        raise NotImplementedError
+        """Returns the labels of classes, if there are any, and of the score axis."""
+        return [], "prediction"
 
     def _in_units(self, values: np.ndarray) -> np.ndarray:
         """Returns values of the score in the unit of `shapes_`."""

@@ -172,8 +172,10 @@ class PrivateStep(OptaxStep):
 
     def stddev(self, num_coordinates: int) -> Scalar:
         """Returns the stddev of independent noise that has the effect of this noise."""
-        stddev = self.noise_parameters(num_coordinates)["stddev"]
-        return stddev * _relative_noise(self.strategy)
+        parameters = self.noise_parameters(num_coordinates)
+        rule = "one of fixed noise, whose norm is public"
+        _validate.require("stddev" in parameters, "estimator", self.estimator, rule)
+        return parameters["stddev"] * _relative_noise(self.strategy)
 
     def relative_norm(self, num_coordinates: int) -> Scalar:
         """Returns the norm of a step's noise over the largest norm of one gradient."""

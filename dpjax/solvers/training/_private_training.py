@@ -21,14 +21,7 @@ from dpjax._tree import arrays, like, num_coordinates
 from dpjax._types import REPLACE_ONE, Key, LossFn, NeighboringRelation, PyTree, Scalar
 from dpjax.batching import BallsInBins, Batching, CyclicPoisson, Full, Poisson
 from dpjax.batching._batching import BatchState
-from dpjax.estimators import (
-    AdaptiveThreshold,
-    Clipping,
-    Estimator,
-    Mean,
-    Scaled,
-    TrimmedMean,
-)
+from dpjax.estimators import AdaptiveThreshold, Clipping, Estimator, Mean, Scaled
 from dpjax.gradients import robust_grad
 from dpjax.gradients._loss import trainable
 from dpjax.mechanisms import Strategy
@@ -306,10 +299,6 @@ class PrivateTraining:
             ValueError: If the noise follows the data, as that of a trimmed mean does.
         """
         _validate.count(num_params=num_params)
-        estimator = self._base.estimator
-        rule = "one of fixed noise, whose norm is public"
-        is_fine = not isinstance(estimator, TrimmedMean)
-        _validate.require(is_fine, "estimator", estimator, rule)
         return float(self._base.relative_norm(num_params))
 
     def _gradient_step(
