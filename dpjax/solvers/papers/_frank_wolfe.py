@@ -112,7 +112,13 @@ def dp_frank_wolfe(
         stats = {"scale": estimator.scale, "beta": estimator.beta}
     _validate.bounded_estimator(estimator)
     params, released = choose_vertices(
-        *(loss_fn, params, data, choices, constraint, estimator, batches),
+        loss_fn,
+        params,
+        data,
+        choices,
+        constraint,
+        estimator,
+        batches,
         key=key,
         learning_rate=learning_rate,
         execution=execution,
@@ -203,7 +209,10 @@ def dp_lasso(
         _scaled_squared,
         jnp.zeros(num_features, features.dtype),
         clip((features, targets), threshold),
-        *(choices, ball, Winsorization(threshold**2), batches),
+        choices,
+        ball,
+        Winsorization(threshold**2),
+        batches,
         key=key,
         execution=execution,
     )

@@ -134,7 +134,12 @@ def dp_group_means(
     rest = 1 - _QUANTILES if quantiles else 1.0
     params, errors = {}, {}
     counted, errors["counts"] = _counted(
-        *(num_groups, count_key, samples, indices, middle, reach),
+        num_groups,
+        count_key,
+        samples,
+        indices,
+        middle,
+        reach,
         multiplier / math.sqrt(rest * _COUNTS),
     )
     params["counts"] = counted.counts

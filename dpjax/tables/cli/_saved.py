@@ -79,7 +79,9 @@ def figure_of(model: Model, *, is_dark: bool = False) -> Any:
     stated = claim(model.privacy.epsilon, model.privacy.delta)
     label, effect, _ = _words_of(model)
     return _pages.plot(
-        *(model.shapes(), [], label),
+        model.shapes(),
+        [],
+        label,
         title=[f"{model.method} of {model.data}: {stated}", f"What a column {effect}"],
         is_factor=model.link == "log",
         is_dark=is_dark,
