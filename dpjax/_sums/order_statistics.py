@@ -250,7 +250,7 @@ def _sums(terms, axes):
 
 
 def _gather_all(keys, is_chosen, size, fill, axes):
-    """Returns each row's chosen keys on all devices, padded by `fill` to (d, size)."""
+    """Returns `_gather` for keys of all devices: each row's chosen keys, (d, size)."""
     chosen = _gather(keys, is_chosen, size, fill)
     if not axes:
         return chosen
@@ -269,9 +269,9 @@ def _gather_all(keys, is_chosen, size, fill, axes):
 def _gather(keys, is_chosen, size, fill):
     """Returns each row's keys where is_chosen, shape (d, size), followed by `fill`.
 
-    Shapes are (d, n) for keys and is_chosen, and (d,) for fill. Choices are packed into
-    words of 32 bits. The j-th chosen key is found by bisection: first over the words,
-    by the number chosen before a word, then over its bits.
+    `_ends` sorts only these. Shapes are (d, n) for keys and is_chosen, and (d,) for
+    fill. Choices are packed into words of 32 bits. The j-th chosen key is found by
+    bisection over words, by the number chosen before a word, then over its bits.
     """
     num_columns, n = keys.shape
     num_words = -(-n // _WORD)
@@ -391,10 +391,11 @@ def _rate(keys, values, tangent, axes):
 
 
 def _sum_in_two_floats(x: jax.Array) -> jax.Array:
-    """Returns the sum over axis 0, with the error of one rounding, up to second order.
+    """Returns the sum of x over axis 0, up to one rounding and errors of second order.
 
-    A tree adds pairs, and a second sum has the exact rounding errors: its error is less
-    than 2^11 u^2 times the sum of magnitudes, in up to 24 levels.
+    `_middle_sum` adds digits with it. A tree adds pairs, and a second sum has the exact
+    rounding errors: its error is less than 2^11 u^2 times the sum of magnitudes, in up
+    to 24 levels.
     """
     rest = jnp.zeros_like(x)
     while len(x) > 1:

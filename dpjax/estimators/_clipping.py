@@ -322,7 +322,7 @@ class Grouped(NormBounded):
         return replace(self, estimator=estimator)
 
     def bound_fn(self) -> BoundFn:
-        """Returns a function that bounds each group of a sample's leaves separately."""
+        """Returns a function from a sample to (influence, booleans), each by group."""
         bounds = [each.bound_fn() for each in self._each()]
 
         def bound(sample: FactoredSamples) -> tuple[FactoredSamples, jax.Array]:

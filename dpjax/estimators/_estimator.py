@@ -171,9 +171,9 @@ class Estimator(abc.ABC):
         return self._folded(stream, is_padding_example, normalize_by, axis_name)
 
     def _folded(self, stream, is_padding_example, normalize_by, axis_name, *static):
-        """Returns the robust mean, and all aux, such as losses, after checks.
+        """Returns the robust mean and aux, such as losses, of `__call__`'s arguments.
 
-        If `static` is `Static(False)`, the mean is two floats, before it is rounded.
+        If `static` is `Static(False)`, the mean is two floats, to add noise to them.
         """
         stream = SampleStream.of(stream, is_padding_example)
         axes = row_axes(stream.rows, axis_name)
@@ -391,7 +391,7 @@ def norm_sensitivity(
 
 
 def largest_ulp(limit: Scalar, num_samples: Scalar) -> Scalar:
-    """Returns the float32 spacing below the largest mean, for bounds on rounding."""
+    """Returns the float32 spacing below the largest possible mean, which may round."""
     limit, num_samples = of_one_type(limit, num_samples)
     xp = _numpy_for(limit, num_samples)
     mantissa, exponent = xp.frexp(_largest_mean(limit, num_samples))
@@ -481,7 +481,7 @@ def _largest_mean(limit, num_samples):
 
 
 def precise(x: Scalar) -> Scalar:
-    """Returns x in 32 bits or more, because half precision may lose 0.7 per cent."""
+    """Returns x in 32 bits or more, because half precision may lose 0.7 percent."""
     if _validate.is_concrete(x):
         return float(x)
     x = jnp.asarray(x)

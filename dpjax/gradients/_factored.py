@@ -197,7 +197,10 @@ def _through_remat(place, equation, inputs, shifts, run):
 
 
 def _through_cond(place, equation, inputs, shifts, run):
-    """Returns results and residuals of a `cond`, zeros for branches that do not run."""
+    """Returns results and residuals of a `cond`, as `_through_scan` does of a `scan`.
+
+    Residuals of branches that do not run are zeros.
+    """
     index, *inputs = inputs
 
     def branch(number, program):
@@ -371,7 +374,7 @@ def _only(leaf_uses: list[Use]) -> Use:
 
 
 def _together(leaf_uses: Sequence[Use]) -> Product | Lookup | None:
-    """Returns several uses of a parameter as one product or look-up, or None."""
+    """Returns one product or look-up with the gradient of several uses, or None."""
     for kind in (Product, Lookup):
         same = [use for use in leaf_uses if isinstance(use, kind)]
         if len(same) == len(leaf_uses) and len({use.common for use in same}) == 1:
@@ -613,10 +616,10 @@ def _inlined(program, inputs):
 
 
 def _product_at_the_end(jaxpr):
-    """Returns the operands of the product that a jaxpr ends in, and axes, or None.
+    """Returns (operands, axes) of the product (p, q) that a jaxpr ends in, or None.
 
-    The result is (p, q). If the first operand is transposed by the first axes, p comes
-    last, after summed axes; so does q if the second is transposed by the second axes.
+    The two operands are the factors of a gradient. Transposed by axes[0], operands[0]
+    has shape (summed axes, p); by axes[1], operands[1] has shape (summed axes, q).
     """
     made = {x: equation for equation in jaxpr.eqns for x in equation.outvars}
 
