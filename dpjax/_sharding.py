@@ -78,9 +78,9 @@ def by_device(
 ) -> tuple[PyTree, PyTree]:
     """Returns `function(replicated, rows)`, which each device calls with its own rows.
 
-    The function returns a replicated pytree, and a pytree that is sharded like rows,
-    over `axes` from `row_axes`. Rows are leaves (n, ...), or (n / devices, ...) in
-    `shard_map`. A mesh must have these axes, and n be divisible by its devices.
+    The function returns a replicated pytree, such as a mean by `psum`, and a pytree
+    sharded like rows, over `axes` of `row_axes`. Rows are leaves (n, ...), or (n /
+    devices, ...) in `shard_map`. A mesh must have the axes, and its devices divide n.
     """
     is_manual = _are_manual(axes)
     if is_manual:

@@ -144,7 +144,7 @@ def opened(
 ) -> Iterator[Store]:
     """Opens a folder of states of this run, and yields a `Store` to save and read them.
 
-    `run` has digests of the run's arguments; `Store` explains the others. It raises
+    `run` has digests of the run's arguments; `Store` explains the others. This raises
     `ValueError` for a folder of another run, for one that holds other files, and for
     one that another process has open: two runs that both find an empty folder would
     both draw from the same key. The lock ends with the block or the process.

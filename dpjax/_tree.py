@@ -68,7 +68,7 @@ class Static:
 
 
 def arrays(tree: PyTree) -> PyTree:
-    """Returns a tree with NumPy arrays copied to JAX arrays; other leaves stay."""
+    """Returns a tree with NumPy arrays copied to JAX, so that no owner changes them."""
 
     def array(x: Any) -> Any:
         if not isinstance(x, np.ndarray):

@@ -340,7 +340,10 @@ class Fold:
     """
 
     def __init__(self, summands: Summands, limit: Scalar | None):
-        """Traces a row of the stream for shapes and memory; `limit` bounds a term."""
+        """Traces one row of the stream, whose shapes and memory decide the `Layout`.
+
+        `limit` bounds each coordinate of a term that is summed; None: no bound.
+        """
         self.stream, self.prepare, self.influence = summands
         self.limit = limit
         self.read = self.stream.reader()

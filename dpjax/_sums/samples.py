@@ -233,7 +233,7 @@ class Stacked:
 
 
 def unstacked(tree: PyTree) -> PyTree:
-    """Returns a tree in which each `Stacked` is a tree of separate leaves again."""
+    """Returns a tree, such as a mean, with separate leaves in place of `Stacked`."""
 
     def each(node):
         if not isinstance(node, Stacked):

@@ -298,7 +298,7 @@ class Grouped(NormBounded):
 
     @property
     def limit(self) -> Scalar:
-        """Returns sqrt(sum B_g^2), where B_g is the bound of group g."""
+        """Returns the bound sqrt(sum B_g^2) of an influence, with B_g of group g."""
         limit = self.estimator.limit
         if _validate.is_concrete(limit):
             limits = np.broadcast_to(np.asarray(limit, np.float64), len(self.groups))

@@ -179,7 +179,7 @@ class TrimmedMean(Estimator):
         return {"rho": 0.5 / noise_multiplier**2}
 
     def fold(self, stream: SampleStream, *, normalize_by: Scalar) -> MeanAndAux:
-        """Returns the mean over all devices, and this device's aux, such as losses."""
+        """Returns all devices' trimmed mean, and this device's aux, such as losses."""
         del normalize_by  # equals the number of rows, because groups_by_index is True
         self._no_padding(stream)
         num_rows = stream.num_rows_in_all
@@ -288,7 +288,7 @@ class TrimmedMean(Estimator):
 def _with_sensitivity(stream, estimator, weights, bound):
     """Returns the trimmed mean and its smooth sensitivity, of each coordinate.
 
-    `weights` (m + 1,) are e^(-kt), t = smoothness; `bound.value` is "exact" or "fast".
+    `weights` (m + 1,) are about e^(-kt), t = smoothness; `bound.value` is a `Bound`.
     """
     axes = stream.axes
 
@@ -404,7 +404,7 @@ class MedianOfMeans(Estimator):
         return self.inner.limit
 
     def _sensitivity(self, num_samples, num_coordinates, relation, rounded):
-        """Returns the sensitivity of a group's mean, halved for an even num_groups."""
+        """Returns the median's sensitivity: a group mean's, or half for even groups."""
         del rounded  # means of groups are always rounded
         if _validate.is_concrete(num_samples) and float(num_samples) < self.num_groups:
             raise ValueError(

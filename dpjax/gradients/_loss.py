@@ -218,7 +218,7 @@ def warn_of_rows(
 def evaluate(
     program: core.ClosedJaxpr, args: Sequence[Any], rule: Rule, within: Place = ()
 ) -> list[Any]:
-    """Returns the results of a program, with `rule` applied to each equation.
+    """Returns a program's results, where `rule` may replace those of any equation.
 
     `rule(place, equation, inputs, run)` returns the results of an equation, at place
     (*within, index), which `run()` computes as they are. Plain jits are inlined.
@@ -260,7 +260,7 @@ def evaluate(
 def as_function(
     jaxpr: core.Jaxpr, equation: core.JaxprEqn
 ) -> tuple[list[core.Var], Callable[..., list[Any]]]:
-    """Returns an equation's inputs, and a function of their values, to run it alone."""
+    """Returns an equation's inputs, and a function of their values, to run only it."""
     used = list(dict.fromkeys(x for x in equation.invars if isinstance(x, core.Var)))
     program = jaxpr.replace(
         constvars=[], invars=used, outvars=equation.outvars, eqns=[equation]

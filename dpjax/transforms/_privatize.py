@@ -414,8 +414,8 @@ def _of_batch(
 ) -> tuple[Scalar, Scalar, Scalar]:
     """Returns a batch's divisor, the bound of its sum, and the factor of its noise.
 
-    The batch has num_pieces pieces of num_rows rows. The factor, slightly above one,
-    covers the rounding of their addition: `_chain.py` derives it.
+    `accumulate` adds num_pieces pieces of num_rows rows. The factor, just above one,
+    covers the rounding of that addition: `_chain.py` derives it.
     """
     rule = "given to privatize inside accumulate: the public size of the whole batch"
     _validate.require(normalize_by is not None, "normalize_by", normalize_by, rule)
