@@ -341,7 +341,7 @@ class PiecesState(NamedTuple):
 
 
 def _wide(params: PyTree) -> PyTree:
-    """Returns parameters with float32 in place of half precision, for later steps."""
+    """Returns params in float32 or wider, for the parts of a chain after the mean."""
 
     def wide(x: Any) -> Any:
         dtype = getattr(x, "dtype", None)
