@@ -31,9 +31,10 @@ def check_file(option: str, path: Path, *, suffix: str = "") -> None:
 def check_spared(
     option: str, outputs: Iterable[Path], inputs: Mapping[str, Path]
 ) -> None:
-    """Requires that no output is an input or directly inside one, in any spelling.
+    """Raises `ValueError` if an output is an input or directly in one, in any spelling.
 
-    `option` names the outputs in the error; the keys of `inputs` name the inputs.
+    Else a command would overwrite what it reads. `option` names the outputs in the
+    error, the keys of `inputs` name the inputs.
     """
     for output in outputs:
         for name, path in inputs.items():
@@ -69,7 +70,7 @@ def is_within(inner: Path, outer: Path) -> bool:
 
 
 def _place(path: Path) -> tuple[Any, ...]:
-    """Returns a path's device, inode and missing parts, to compare any spellings."""
+    """Returns (device, inode, *parts not on disk), equal for spellings of one path."""
     path = Path(os.path.realpath(path))
     existing = next(place for place in (path, *path.parents) if place.exists())
     status = existing.stat()
@@ -82,7 +83,7 @@ def _place(path: Path) -> tuple[Any, ...]:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Opens a file under a temporary name, and renames it when the block succeeds.
+    """Yields a file to write, which gets the name `path` when the block succeeds.
 
     If the block fails, the temporary file is removed and an existing file stays. A new
     file keeps the mode of the old one. If the path is a link, the file replaces the
@@ -120,8 +121,9 @@ def write_whole(path: Path, content: bytes, *, name: str = "file") -> None:
 def locked(path: Path) -> Iterator[None]:
     """Waits until no other process has the lock of a file, and holds it in the block.
 
-    The lock is on an empty file next to it, `.NAME.lock`, which stays, because the file
-    itself is replaced. The lock ends with the process.
+    Processes that read and replace a file, such as a ledger, then take turns. The lock
+    is on an empty file next to it, `.NAME.lock`, which stays, because the file itself
+    is replaced. The lock ends with the block or the process.
     """
     import fcntl  # not on Windows, where the rest of the package works
 
@@ -136,10 +138,7 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def date_at(day: date, *paths: Path) -> None:
-    """Sets the times of paths to the start of a day in UTC, if possible.
-
-    It is for files that must not reveal when they were written.
-    """
+    """Sets files' times to the start of a UTC day, to hide when they were written."""
     at = datetime.combine(day, time(), UTC).timestamp()
     for path in paths:
         with contextlib.suppress(OSError):
@@ -155,9 +154,10 @@ def write_together(
 ) -> None:
     """Writes files into a folder, all of them or none.
 
-    `contents` maps names to bytes. After all files are complete and `before` was
-    called, they are renamed in this order. If `before` raises, the folder is unchanged.
-    An `OSError` names the option, `name`.
+    `contents` maps names to bytes. When all files are on disk under temporary names,
+    `before` is called, such as to delete a key that must not outlive the release. Then
+    files are renamed in this order. If `before` raises, the folder is unchanged. An
+    `OSError` names the option, `name`.
 
     Example:
         >>> import tempfile

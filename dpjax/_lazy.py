@@ -1,7 +1,4 @@
-"""Names that a package imports when they are first read (PEP 562).
-
-JAX takes a second to import, so code waits only for the part of a package it needs.
-"""
+"""Names that are imported when first read (PEP 562), because JAX takes a second."""
 
 import sys
 from collections.abc import Callable, Mapping

@@ -34,7 +34,7 @@ def rounded_up(value: float | Decimal, digits: int) -> str:
 
 
 def claim(epsilon: float, delta: float, digits: int = 6) -> str:
-    """Returns epsilon and delta as text, both rounded up.
+    """Returns a guarantee as text, with epsilon and delta rounded up, so that it holds.
 
     Example:
         >>> claim(0.12345678, 1e-5)
@@ -66,7 +66,7 @@ def as_decimal(value: float) -> Decimal:
 
 
 def factor_up(epsilon: float) -> str:
-    """Returns e^epsilon as text, rounded up to three digits of e^epsilon - 1.
+    """Returns e^epsilon as text for a claim, rounded up at 3 digits of e^epsilon - 1.
 
     Example:
         >>> factor_up(1.0), factor_up(0.001), factor_up(0.0)
@@ -80,7 +80,7 @@ def factor_up(epsilon: float) -> str:
 
 
 def sum_up(*values: float) -> float:
-    """Returns the smallest float that is not smaller than the exact sum.
+    """Returns the smallest float that is at least the exact sum, to add privacy costs.
 
     Example:
         >>> sum_up(1.0, 1e-20), sum_up(1e308, 1e308)
@@ -94,7 +94,7 @@ def sum_up(*values: float) -> float:
 
 
 def difference_down(total: float, part: float) -> float:
-    """Returns total - part, rounded down, so that part + result <= total.
+    """Returns a budget's rest, total - part, rounded down: part + rest <= total.
 
     Example:
         >>> 0.1 * 0.3 + (0.3 - 0.1 * 0.3) > 0.3
@@ -108,7 +108,7 @@ def difference_down(total: float, part: float) -> float:
 
 
 def digits(number: float) -> str:
-    """Returns a number with four significant digits, and an exponent only if needed.
+    """Returns a number as text for reports: four digits, an exponent only if needed.
 
     Example:
         >>> digits(12_669.3), digits(-0.00012345), digits(3e12)

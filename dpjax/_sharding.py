@@ -30,10 +30,10 @@ Devices = tuple[Device, ...]
 
 
 def row_axes(rows: PyTree, axis_name: AxisName | None) -> tuple[str, ...]:
-    """Returns the mesh axes over which rows are sharded, or ().
+    """Returns the names of the mesh axes over which rows are sharded, () if none.
 
-    axis_name gives them, `()` for none; None reads them from the arrays, which must
-    agree. Traced arrays show Explicit axes only.
+    `by_device` needs them. axis_name gives them, `()` for none; None reads them from
+    the arrays, which must agree. Traced arrays show Explicit axes only.
     """
     axes_of_leaves = sorted({_leading_axes(x) for x in jax.tree.leaves(rows)} - {()})
     if axis_name is None:
@@ -78,9 +78,9 @@ def by_device(
 ) -> tuple[PyTree, PyTree]:
     """Returns `function(replicated, rows)`, which each device calls with its own rows.
 
-    The function returns a replicated pytree, and a pytree that is sharded like rows,
-    over `axes` from `row_axes`. Rows are leaves (n, ...), or (n / devices, ...) in
-    `shard_map`. A mesh must have these axes, and n be divisible by its devices.
+    The function returns a replicated pytree, such as a mean by `psum`, and a pytree
+    sharded like rows, over `axes` of `row_axes`. Rows are leaves (n, ...), or (n /
+    devices, ...) in `shard_map`. A mesh must have the axes, and its devices divide n.
     """
     is_manual = _are_manual(axes)
     if is_manual:
@@ -122,7 +122,7 @@ def by_device(
 
 
 def gathered(tree: PyTree) -> PyTree:
-    """Returns a tree with all devices' rows, for algorithms on all of them."""
+    """Returns sharded arrays copied to all devices, for functions of all rows."""
 
     def replicated(x: Any) -> Any:
         if isinstance(x, Tracer) or not _leading_axes(x):
@@ -236,7 +236,8 @@ def check_key_of_rows(key: jax.Array, rows: PyTree) -> None:
 def zeros(like: Any, shape: tuple[int, ...] | None = None) -> jax.Array:
     """Returns zeros with the dtype, sharding and varying axes of `like`.
 
-    The shape is that of `like` by default; any other must have as many axes.
+    A loop may then add arrays like `like` to them. The shape is that of `like` by
+    default; any other must have as many axes.
     """
     shape = like.shape if shape is None else shape
     sharding = _type(like).sharding
@@ -277,7 +278,7 @@ def _is_unchecked(axes: tuple[str, ...]) -> bool:
 
 
 def _mesh_of(axes: tuple[str, ...], tree: PyTree) -> Mesh | AbstractMesh:
-    """Returns the mesh that has the axes: of the context, or else of the arrays."""
+    """Returns the mesh with `axes`, for `shard_map`: of the context or the arrays."""
     meshes = [jax.sharding.get_abstract_mesh()]
     shardings = map(_sharding_of, jax.tree.leaves(tree))
     meshes += [sharding.mesh for sharding in shardings if sharding is not None]
@@ -290,7 +291,10 @@ def _mesh_of(axes: tuple[str, ...], tree: PyTree) -> Mesh | AbstractMesh:
 def _check_other_axes(
     mesh: Mesh | AbstractMesh, axes: tuple[str, ...], tree: PyTree
 ) -> None:
-    """Raises `ValueError` if leaves use Explicit axes that `shard_map` would gather."""
+    """Raises `ValueError` if leaves are sharded over Explicit axes other than `axes`.
+
+    `shard_map` over `axes` would gather these leaves on every device.
+    """
     used = {
         axis
         for x in jax.tree.leaves(tree)

@@ -32,7 +32,7 @@ Arrays = Mapping[str, np.ndarray]
 
 
 class Store(NamedTuple):
-    """Reads and writes the states of one run; `opened` makes it.
+    """Reads and writes states of a run, arrays that it resumes from; `opened` makes it.
 
     Attributes:
         folder: a folder with nothing else.
@@ -144,10 +144,10 @@ def opened(
 ) -> Iterator[Store]:
     """Opens a folder of states of this run, and yields a `Store` to save and read them.
 
-    It raises `ValueError` for a folder of another run (`run` has digests of its
-    arguments), for one that holds other files, and for one that another process has
-    open: two runs that both find an empty folder would both draw from the same key. The
-    lock on the folder ends with the block or the process.
+    `run` has digests of the run's arguments; `Store` explains the others. This raises
+    `ValueError` for a folder of another run, for one that holds other files, and for
+    one that another process has open: two runs that both find an empty folder would
+    both draw from the same key. The lock ends with the block or the process.
     """
     import fcntl  # not on Windows, where the rest of the package works
 

@@ -68,7 +68,7 @@ class Static:
 
 
 def arrays(tree: PyTree) -> PyTree:
-    """Returns a tree with NumPy arrays copied to JAX arrays; other leaves stay."""
+    """Returns a tree with NumPy arrays copied to JAX, so that no owner changes them."""
 
     def array(x: Any) -> Any:
         if not isinstance(x, np.ndarray):
@@ -99,7 +99,7 @@ def narrowed(array: np.ndarray, *, copy: bool | None = None) -> np.ndarray:
 
 
 def linear_data(features: Any, targets: Any) -> tuple[jax.Array, jax.Array]:
-    """Returns real features (n, d), targets (n,) for linear fits, of one float type."""
+    """Returns checked features (n, d) and targets (n,) in one float dtype, for fits."""
     x, y = (
         arrays(x.astype(np.float32) if x.dtype.kind in "iu" else x)
         if isinstance(x, np.ndarray)
@@ -136,10 +136,7 @@ def as_finite(x: jax.Array) -> jax.Array:
 
 
 def within(x: jax.Array, limit: jax.Array) -> jax.Array:
-    """Returns floats clipped to ±limit; NaN becomes the limit.
-
-    It takes two instructions; `jnp.clip` keeps NaN, which takes three.
-    """
+    """Returns floats clipped to ±limit, NaN as the limit, faster than `jnp.clip`."""
     x = jnp.where(x < limit, x, limit)
     return jnp.where(x > -limit, x, -limit)
 
@@ -221,7 +218,8 @@ def by_row(function: Callable[..., PyTree], size: int) -> Callable[..., PyTree]:
 def by_column(function: Callable[[jax.Array], PyTree], x: jax.Array) -> PyTree:
     """Returns `function` of the columns of x (n, ...), with leaves of shape (...).
 
-    `function` maps (n, d) to leaves (d,). Axes that may be sharded are not merged.
+    `function`, such as a median, maps a matrix (n, d) to leaves (d,). So x is reshaped
+    to a matrix, except for axes that may be sharded, which are not merged.
     """
     if x.ndim > 2 and num_other_devices(x) > 1:
         return jax.vmap(partial(by_column, function), in_axes=1)(x)
@@ -230,10 +228,10 @@ def by_column(function: Callable[[jax.Array], PyTree], x: jax.Array) -> PyTree:
 
 
 def broadcast(prefix: PyTree, tree: PyTree, name: str) -> PyTree:
-    """Returns a pytree like `tree`, with each leaf of the prefix repeated below it.
+    """Returns a pytree like `tree`: each leaf of prefix, such as a scale, is repeated.
 
     Raises:
-        ValueError: If prefix is no pytree prefix of tree.
+        ValueError: If prefix, called `name` there, is no pytree prefix of tree.
     """
     try:
         return jax.tree.broadcast(prefix, tree)
@@ -252,7 +250,7 @@ def clip(tree: PyTree, limit: Scalar) -> PyTree:
 def flatten(tree: PyTree, name: str) -> tuple[jax.Array, Callable[[jax.Array], PyTree]]:
     """Returns all leaves as one vector, and a function from such a vector to a tree.
 
-    The vector is float64 if a leaf is, else float32.
+    The vector is float64 if a leaf is, else float32; `name` is the tree in errors.
     """
     leaves = [jnp.asarray(leaf) for leaf in jax.tree.leaves(tree)]
     kinds = [f"{leaf.dtype}{list(leaf.shape)}" for leaf in leaves]

@@ -133,7 +133,7 @@ def real(**trees: Any) -> None:
 
 
 def leading_size(tree: Any, name: str) -> int:
-    """Returns the length of the leading axis, and requires that all leaves share it."""
+    """Returns n, which all leaves (n, ...) must share; errors call the tree `name`."""
     import jax
 
     shapes = [np.shape(leaf) for leaf in jax.tree.leaves(tree)]
@@ -145,7 +145,7 @@ def leading_size(tree: Any, name: str) -> int:
 
 
 def mask(is_padding_example: Any, num_rows: int) -> None:
-    """Requires a boolean mask of shape (num_rows,), or None."""
+    """Requires a mask of padding rows: booleans of shape (num_rows,), or None."""
     import jax
 
     x = is_padding_example

@@ -18,8 +18,7 @@ numbers. It passes through three forms:
 3. `fold.Digits`: the sum of a block of samples, as a few integers for each coordinate,
    which add without rounding.
 
-Read `samples`, `stream`, `fold`, in this order. `samples` measures and adds rows.
-`stream` decides how many rows are read at once, from the size of the memory.
-`fold.fold_mean` computes the mean of a stream, and `fold.group_means` the means of
-groups of rows. `order_statistics` orders samples by coordinate, for trimmed means.
+`samples` measures and adds rows. `stream` decides how many are read at once, by the
+size of the memory. `fold.fold_mean` computes the mean of a stream, `fold.group_means`
+those of groups of rows. `order_statistics` orders samples, for trimmed means.
 """

@@ -191,11 +191,11 @@ def group_means(
 
 
 def _groups_by_device(sizes, stream):
-    """Returns each device's first group, and the ranges of its k groups in its rows.
+    """Returns each device's first group, and starts and stops of k groups in its rows.
 
-    `sizes` are the groups' numbers of rows. The results' shapes are (devices,),
-    (devices, k) and (devices, k), where k is the largest number of groups on a device;
-    ranges are empty for groups without rows there.
+    `group_means` sums these ranges. `sizes` has the groups' numbers of rows, `stream` a
+    device's rows. Shapes are (devices,), (devices, k) and (devices, k), where k is the
+    largest number of groups on a device; groups without rows there have empty ranges.
     """
     stops = np.cumsum(sizes)
     offsets = np.arange(0, stream.num_rows_in_all, stream.num_rows)
@@ -311,12 +311,12 @@ def _split_jvp(base, num_digits, primals, tangents):
 
 
 def digit_layout(num_sums: int, nmant: int) -> tuple[int, int, int]:
-    """Returns the bits of the first digit and of the base, and the number of digits.
+    """Returns (high_bits, base_bits, num_digits), by which `Digits` splits floats.
 
-    Numbers split in this way have the same sum in any order. In each place, the digits
-    of `num_sums` numbers add exactly in floats of `nmant` stored bits, except in the
-    last place, whose sums err by at most 2^-(nmant + 11) of the largest absolute value
-    that a block may have. The first digit is at most 2^high_bits, the rest base/2.
+    A first digit is at most 2^high_bits, others base/2 = 2^base_bits / 2. The digits of
+    `num_sums` numbers then add exactly, in any order, in floats of `nmant` stored bits;
+    but sums of last digits err by at most 2^-(nmant + 11) of the largest absolute value
+    that a number, which is a block's sum, may have.
     """
     bits = max(num_sums - 1, 0).bit_length()
     rule = f"at most 2^{nmant - 1} blocks (the sum of more could not be exact)"
@@ -340,7 +340,10 @@ class Fold:
     """
 
     def __init__(self, summands: Summands, limit: Scalar | None):
-        """Traces one row for shapes and memory, which decide how rows are divided."""
+        """Traces one row of the stream, whose shapes and memory decide the `Layout`.
+
+        `limit` bounds each coordinate of a term that is summed; None: no bound.
+        """
         self.stream, self.prepare, self.influence = summands
         self.limit = limit
         self.read = self.stream.reader()
@@ -365,7 +368,7 @@ class Fold:
         """Returns `run(layout)`, with the layout of the program's platform, CPU or GPU.
 
         The layout divides num_rows rows into microbatches, which are computed together,
-        and blocks of at most `longest` rows, which are added as floats.
+        of a size that is fast there, and blocks of at most `longest` rows for a sum.
         """
         made, stream = self.made, self.stream
         work = made.work if stream.is_padding_example is None else made.row_size
@@ -477,20 +480,20 @@ class Fold:
 def block_length(normalize_by: Scalar = 0.0) -> int:
     """Returns K, the number of bounded terms that are added as floats in one block.
 
-    The rounding of a block adds K^2 2^-23 / sqrt(3) of one record's influence: 0.03 per
-    cent for K = 64, which a traced or missing divisor has, and 0.5 per cent for the
-    longer blocks beyond 2^27, which keep their number so small that digits add exactly.
+    The rounding of a block adds K^2 2^-23 / sqrt(3) of one record's influence: 0.03
+    percent for K = 64, also for a traced or missing divisor, and 0.5 percent for the
+    longer blocks of divisors beyond 2^27: so few blocks that their digits add exactly.
     """
     is_large = is_concrete(normalize_by) and float(normalize_by) > 2**27
     return 256 if is_large else 64
 
 
 def proven_divisor(num_rows: int, normalize_by: Scalar) -> Scalar:
-    """Returns the divisor, raised if it is traced and too small for the rounding bound.
+    """Returns the divisor of the sum of num_rows rows, raised if traced and too small.
 
-    A concrete divisor that is too small raises `ValueError`. A traced divisor cannot;
-    to raise it is safe, because the sensitivity decreases in the divisor, so
-    `sensitivity(normalize_by)` still bounds.
+    Beyond 4,608 rows the bound on rounding needs num_rows / 1.125. A smaller concrete
+    divisor raises `ValueError`. A traced divisor cannot; to raise it is safe, because
+    `sensitivity(normalize_by)` decreases in the divisor, and still is a bound.
     """
     # With n / 1.125 the mean is within 9/8 of the limit; few rows may have any divisor.
     least = 0.0 if num_rows <= 1.125 * FEW_ROWS else num_rows / 1.125

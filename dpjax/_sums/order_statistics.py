@@ -142,7 +142,7 @@ def _two_middle_jvp(primals, tangents):
 
 
 def _by_columns(function: Callable[[jax.Array], Any], samples: jax.Array) -> Any:
-    """Returns function(samples.T), leaves (d, ...), on CPU in blocks of columns."""
+    """Returns function(samples.T), leaves (d, ...), on CPU in blocks for its cache."""
     # Counts along an axis that is contiguous in memory run at the memory's speed.
     columns = samples.T
     num_columns, num_samples = columns.shape
@@ -172,8 +172,8 @@ def _by_columns(function: Callable[[jax.Array], Any], samples: jax.Array) -> Any
 def _ends(x, m, axes):
     """Returns the m + 1 lowest and the m + 1 highest of each row, and the middle sum.
 
-    x is (d, n), or one device's part, if n is sharded over the mesh axes `axes`. Ends,
-    (d, m + 1), increase along axis 1. The middle sum, (d,), is x_(m+1) + ... + x_(n-m).
+    `order_statistics` takes them. x is (d, n), or a device's part, if n is sharded over
+    `axes`. Ends (d, m + 1) increase; the middle sum (d,) is x_(m+1) + ... + x_(n-m).
     """
     keys, n = _finite(_key(x)), x.shape[1] * num_shares(axes)
     # Sorting all samples was faster from m = 0.22 n to 0.32 n on, measured for n = 100
@@ -219,7 +219,7 @@ def _finite(keys):
 
 
 def _select(keys, ranks, axes):
-    """Returns two arrays (d,): keys of two ranks (0: lowest) in each row of keys."""
+    """Returns two order statistics, by ranks from 0, of each row of keys, (d,) each."""
     info = jnp.iinfo(keys.dtype)
     bits = (1 << np.arange(info.bits, dtype=np.int64)[::-1]).astype(keys.dtype)
 
@@ -250,7 +250,7 @@ def _sums(terms, axes):
 
 
 def _gather_all(keys, is_chosen, size, fill, axes):
-    """Returns each row's chosen keys on all devices, padded by `fill` to (d, size)."""
+    """Returns `_gather` for keys of all devices: each row's chosen keys, (d, size)."""
     chosen = _gather(keys, is_chosen, size, fill)
     if not axes:
         return chosen
@@ -269,9 +269,9 @@ def _gather_all(keys, is_chosen, size, fill, axes):
 def _gather(keys, is_chosen, size, fill):
     """Returns each row's keys where is_chosen, shape (d, size), followed by `fill`.
 
-    Shapes are (d, n) for keys and is_chosen, and (d,) for fill. Choices are packed into
-    words of 32 bits. The j-th chosen key is found by bisection: first over the words,
-    by the number chosen before a word, then over its bits.
+    `_ends` sorts only these. Shapes are (d, n) for keys and is_chosen, and (d,) for
+    fill. Choices are packed into words of 32 bits. The j-th chosen key is found by
+    bisection over words, by the number chosen before a word, then over its bits.
     """
     num_columns, n = keys.shape
     num_words = -(-n // _WORD)
@@ -353,7 +353,7 @@ def _middle_sum(keys, low, high, m, axes):
 
 
 def _middle_rates(samples, tangent, low, high, trim_count, axes):
-    """Returns the tangents of x_(m+1), x_(n-m) and the middle sum, (d,) each.
+    """Returns, for JVP rules, tangents (d,) of x_(m+1), x_(n-m) and the middle sum.
 
     low and high are x_(m+1) and x_(n-m); samples and their tangent have shape (n, d).
     Samples that equal an end share its derivative and its weight in the sum equally.
@@ -391,10 +391,11 @@ def _rate(keys, values, tangent, axes):
 
 
 def _sum_in_two_floats(x: jax.Array) -> jax.Array:
-    """Returns the sum over axis 0, with the error of one rounding, up to second order.
+    """Returns the sum of x over axis 0, up to one rounding and errors of second order.
 
-    A tree adds pairs, and a second sum has the exact rounding errors: its error is less
-    than 2^11 u^2 times the sum of magnitudes, in up to 24 levels.
+    `_middle_sum` adds digits with it. A tree adds pairs, and a second sum has the exact
+    rounding errors: its error is less than 2^11 u^2 times the sum of magnitudes, in up
+    to 24 levels.
     """
     rest = jnp.zeros_like(x)
     while len(x) > 1:

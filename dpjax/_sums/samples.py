@@ -233,7 +233,7 @@ class Stacked:
 
 
 def unstacked(tree: PyTree) -> PyTree:
-    """Returns a tree in which each `Stacked` is a tree of separate leaves again."""
+    """Returns a tree, such as a mean, with separate leaves in place of `Stacked`."""
 
     def each(node):
         if not isinstance(node, Stacked):
@@ -465,7 +465,7 @@ def squared_norm_of_product(left: jax.Array, right: jax.Array) -> jax.Array:
 
 @jax.custom_jvp
 def sum_of_squares(x: jax.Array) -> jax.Array:
-    """Returns the sum of the squares of all entries, infinity where it overflows."""
+    """Returns the squared norm of x, its sum of squares; infinity if it overflows."""
     # Without the barrier the compiler may square the two factors of x separately: for
     # 1e19 and 1e-19, the square 1e-38 of the second factor could be flushed to zero.
     x = jax.lax.optimization_barrier(x)
@@ -497,7 +497,7 @@ def _sum_of_squares_jvp(primals, tangents):
 
 
 def sum_in_levels(terms: jax.Array, flat: int = FLAT, row: int = ROW) -> jax.Array:
-    """Returns sums over the last axis; of over `flat` terms, in levels of `row`."""
+    """Returns sums over the last axis, of `row` terms at a time if more than `flat`."""
     # A flat float32 sum of d terms may have a relative error of d·2^-24, which is 6 for
     # d = 1e8. Each level of rows of 256 adds 256·2^-24 only; the barrier keeps the
     # compiler from merging the levels into one flat sum.

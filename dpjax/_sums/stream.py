@@ -13,10 +13,9 @@ On a GPU or TPU a microbatch has at least one row, and at most
 where
 
 * M is the memory that the device gives to JAX: the smallest `bytes_limit` in
-  `memory_stats()` of all devices. It is 2^35 (32 GiB) if JAX reports none, as in an
-  export from a machine without a GPU, and if several processes run one program, because
-  digits add up only if all processes have the same blocks, and no process knows the
-  memory of another;
+  `memory_stats()` of all devices. It is 2^35 (32 GiB) if JAX reports none, as
+  without a GPU, and if several processes run one program, because digits add up only if
+  all have the same blocks, and no process knows the memory of another;
 * D is the number of bytes of the rows themselves, such as the batch;
 * S is the number of bytes of one sum, which is as large as the parameters. There are
   eight arrays of this size: the parameters, the mean, the sum of a block, three digits
@@ -143,8 +142,8 @@ class SampleStream(np.lib.mixins.NDArrayOperatorsMixin):
     def reader(self) -> Callable[[Scalar, int], tuple[FactoredSamples, PyTree]]:
         """Returns read(start, size), which computes samples and aux of `size` rows.
 
-        They are rows `start` to `start + size - 1`; size is static. Aux are further
-        outputs, such as losses. `make_factored` is traced here, once.
+        The fold reads microbatches with it: rows `start` to `start + size - 1`; size is
+        static. Aux are further outputs, such as losses. `make_factored` is traced once.
         """
 
         def made(rows):
@@ -182,7 +181,7 @@ class SampleStream(np.lib.mixins.NDArrayOperatorsMixin):
         return any(part.is_smaller for part in samples.parts)
 
     def read_all(self) -> tuple[PyTree, PyTree]:
-        """Returns all samples, leaves (n, ...), and all aux, their further outputs."""
+        """Returns all samples, leaves (n, ...), and all aux, for trimmed means."""
 
         def of_row(row):
             some = self.make_samples(self.shared, jax.tree.map(lambda x: x[None], row))
@@ -195,7 +194,7 @@ class SampleStream(np.lib.mixins.NDArrayOperatorsMixin):
         return materialized(samples), aux
 
     def num_coordinates(self) -> int:
-        """Returns the number of entries of one sample, all leaves together."""
+        """Returns the number of entries of a sample, on which noise depends."""
 
         def on_no_mesh(x, *size):  # drops shardings, which one row cannot have
             shape = (*size, *np.shape(x)[len(size) :])
@@ -266,10 +265,9 @@ class Layout(NamedTuple):
         """Returns the layout for arrays on CPU: a microbatch has one row of each block.
 
         Blocks have at most `longest` rows. About microbatch_size rows are computed at
-        once; None chooses by `sizes`, the numbers in a row and a sum (`Sizes`). Several
-        blocks side by side are faster if their sums fit into the first cache of 2^15
-        numbers. Larger sums than 2^13 numbers are computed one by one, because XLA then
-        fuses the additions of four unrolled rows.
+        once; None chooses by `sizes`, the numbers in a row and a sum (`Sizes`). Blocks
+        are summed side by side if the first cache, of 2^15 numbers, holds the sums; one
+        by one beyond 2^13 numbers, as XLA then fuses additions of four unrolled rows.
         """
         is_large = sizes.total > 2**13
         if microbatch_size is None:

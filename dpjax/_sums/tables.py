@@ -112,9 +112,9 @@ def scatter_add(
 ) -> jax.Array:
     """Returns a table (N, q) plus rows (m, q) at indices `places`, if in the table.
 
-    A GPU adds in a different order in each run, so rounding would differ in all blocks,
-    not only in the block of a replaced record. There, rows are written as two digits,
-    which add exactly in any order. At most `most` rows may have the same place.
+    A GPU adds in a different order in each run, so the sums of all blocks would round
+    anew, not only that of a replaced record, beyond the sensitivity. There, rows become
+    two digits, which add exactly in any order. At most `most` rows share a place.
     """
     in_any_order = partial(_scatter_digits, most)
     return jax.lax.platform_dependent(
@@ -128,7 +128,7 @@ def _scatter(table, places, rows):
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _scatter_digits(most, table, places, rows):
-    """Returns table plus rows at places, the same whatever the order of additions.
+    """Returns table plus rows at places, for `scatter_add` on a GPU, in any order.
 
     At most `most` = 2^b rows share a place: errors are 2^(2b - nmant - 24) max |row|.
     """

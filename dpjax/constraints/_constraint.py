@@ -255,7 +255,7 @@ class Box(Constraint):
         return structure.num_nodes == 1 and shapes == [()]
 
     def _flat(self, tree: PyTree, name: str) -> Any:
-        """Returns a tree as a vector (d,), the inverse map, lower and upper as (d,)."""
+        """Returns a tree as a vector (d,), the map back, and both bounds as vectors."""
         vector, unflatten = flatten(tree, name)
         if not self._is_uniform():
             rule = f"shaped as the bounds, {_shapes(self.lower)}"

@@ -1,7 +1,4 @@
-"""Sets given by points: a polytope by its vertices, and nets of points in a set.
-
-A net is a finite list of candidates, chosen without any data.
-"""
+"""Sets given by points: a polytope by its vertices, and nets, chosen without data."""
 
 import math
 from dataclasses import dataclass
@@ -115,8 +112,8 @@ class Polytope(VertexConstraint):
         """Returns a bound on the rounding error of a score, per unit of max |gradient|.
 
         A sum of k products, in any order, errs by k 2^-24 times the sum of magnitudes,
-        if k counts nonzero entries (Higham 2002, eq. 3.4). It is doubled for
-        accelerators with products of lower precision.
+        if k counts nonzero entries (Higham 2002, eq. 3.4). It is doubled for low
+        precision of accelerators. `frank_wolfe` adds it to the sensitivity of scores.
         """
         check_coordinates(num_coordinates, self.vertices.shape[1])
         sizes = jnp.abs(jnp.asarray(self.vertices).astype(jnp.float32))
@@ -231,7 +228,7 @@ def halton_net(box: Box, num_coordinates: int, *, num_candidates: int) -> jax.Ar
 def _bounding_box(
     constraint: Constraint, num_coordinates: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the smallest and largest value of each coordinate in a set, float64."""
+    """Returns the ends, (d,) each, of the smallest box around a set, for its nets."""
     constraint.diameter("l2", num_coordinates)  # checks the number of coordinates
     axes = jnp.eye(num_coordinates)
     lower, upper = (

@@ -251,7 +251,7 @@ class Measured(Estimator):
         return self.estimator.fold(ratios, normalize_by=normalize_by)
 
     def _ratios(self, sample):
-        """Returns a sample divided by the scales, entry by entry."""
+        """Returns a sample over its scales, entry by entry, for the estimator."""
 
         def ratio(x, scale):
             x = as_float(x)

@@ -298,7 +298,7 @@ class Grouped(NormBounded):
 
     @property
     def limit(self) -> Scalar:
-        """Returns sqrt(sum B_g^2), where B_g is the bound of group g."""
+        """Returns the bound sqrt(sum B_g^2) of an influence, with B_g of group g."""
         limit = self.estimator.limit
         if _validate.is_concrete(limit):
             limits = np.broadcast_to(np.asarray(limit, np.float64), len(self.groups))
@@ -322,7 +322,7 @@ class Grouped(NormBounded):
         return replace(self, estimator=estimator)
 
     def bound_fn(self) -> BoundFn:
-        """Returns a function that bounds each group of a sample's leaves separately."""
+        """Returns a function from a sample to (influence, booleans), each by group."""
         bounds = [each.bound_fn() for each in self._each()]
 
         def bound(sample: FactoredSamples) -> tuple[FactoredSamples, jax.Array]:
@@ -349,7 +349,7 @@ class Grouped(NormBounded):
         return [of(i) for i in range(len(self.groups))]
 
     def _group_of_leaf(self, leaves: PyTree) -> list[int]:
-        """Returns the index of each leaf's group, by the longest name that fits."""
+        """Returns each leaf's group index, by the longest name that begins its path."""
         index = {name: i for i, x in enumerate(self.groups) for name in _names(x)}
         is_leaf = lambda x: isinstance(x, Leaf)  # noqa: E731
         paths = jax.tree.leaves_with_path(leaves, is_leaf=is_leaf)

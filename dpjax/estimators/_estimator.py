@@ -171,9 +171,9 @@ class Estimator(abc.ABC):
         return self._folded(stream, is_padding_example, normalize_by, axis_name)
 
     def _folded(self, stream, is_padding_example, normalize_by, axis_name, *static):
-        """Returns the robust mean, and all aux, such as losses, after checks.
+        """Returns the robust mean and aux, such as losses, of `__call__`'s arguments.
 
-        If `static` is `Static(False)`, the mean is two floats, before it is rounded.
+        If `static` is `Static(False)`, the mean is two floats, to add noise to them.
         """
         stream = SampleStream.of(stream, is_padding_example)
         axes = row_axes(stream.rows, axis_name)
@@ -261,7 +261,7 @@ class Estimator(abc.ABC):
         *,
         is_sampled: bool = False,
     ) -> dict[str, Scalar]:
-        """Returns the parameters of the noise that do not depend on the data.
+        """Returns the public parameters of the noise that `privatize` adds.
 
         noise_multiplier is stddev / l2 sensitivity. For noise that is not Gaussian, it
         is the noise multiplier of Gaussian noise with the same zCDP. is_sampled tells
@@ -391,7 +391,7 @@ def norm_sensitivity(
 
 
 def largest_ulp(limit: Scalar, num_samples: Scalar) -> Scalar:
-    """Returns the float32 spacing below the largest mean, for bounds on rounding."""
+    """Returns the float32 spacing below a mean's bound, for bounds on its rounding."""
     limit, num_samples = of_one_type(limit, num_samples)
     xp = _numpy_for(limit, num_samples)
     mantissa, exponent = xp.frexp(_largest_mean(limit, num_samples))
@@ -445,8 +445,8 @@ def sum_error_in_turn(num_terms: int) -> float:
 def sum_error(num_terms: int) -> float:
     """Returns a bound on the l2 error of a sum of K terms, in units of 2^-24 limit.
 
-    A term is a rounded product of l2 norm at most limit. The order of additions may
-    differ by coordinate, as in a product of matrices: see `_sums.fold`.
+    `norm_sensitivity` needs it. A term is a rounded product of l2 norm at most limit;
+    the order of additions may differ by coordinate, as in a product of matrices.
     """
     depths = [num_terms - 1, *range(num_terms - 1, 0, -1)]
     squares = num_terms * sum((1 + depth) ** 2 for depth in depths)
@@ -481,7 +481,7 @@ def _largest_mean(limit, num_samples):
 
 
 def precise(x: Scalar) -> Scalar:
-    """Returns x in 32 bits or more, because half precision may lose 0.7 per cent."""
+    """Returns x in 32 bits or more, because half precision may lose 0.7 percent."""
     if _validate.is_concrete(x):
         return float(x)
     x = jnp.asarray(x)

@@ -165,8 +165,8 @@ class TrimmedMean(Estimator):
     ) -> dict[str, Scalar]:
         """Returns {"rho": the zCDP cost of one release, 1 / (2 noise_multiplier^2)}.
 
-        Sampled batches and the add/remove relation raise `ValueError`, because no
-        accounting is known for order statistics of such batches.
+        `privatize` calibrates noise to it. Sampled batches and add/remove raise
+        `ValueError`: no accounting is known for order statistics of such batches.
         """
         del num_samples, num_coordinates
         _validate.positive(noise_multiplier=noise_multiplier)
@@ -179,7 +179,7 @@ class TrimmedMean(Estimator):
         return {"rho": 0.5 / noise_multiplier**2}
 
     def fold(self, stream: SampleStream, *, normalize_by: Scalar) -> MeanAndAux:
-        """Returns the mean over all devices, and this device's aux, such as losses."""
+        """Returns all devices' trimmed mean, and this device's aux, such as losses."""
         del normalize_by  # equals the number of rows, because groups_by_index is True
         self._no_padding(stream)
         num_rows = stream.num_rows_in_all
@@ -258,7 +258,10 @@ class TrimmedMean(Estimator):
         bound: Bound = "fast",
         axis_name: AxisName | None = None,
     ) -> tuple[PyTree, PyTree]:
-        """Returns the trimmed mean and its `smooth_sensitivity`, computed together."""
+        """Returns the trimmed mean and its `smooth_sensitivity`, with one ordering.
+
+        `smooth_sensitivity` explains the arguments; `privatize` scales noise to it.
+        """
         stream = SampleStream.of(samples)
         self._no_padding(stream)
         rule = "one concrete number, not a traced one"
@@ -285,7 +288,7 @@ class TrimmedMean(Estimator):
 def _with_sensitivity(stream, estimator, weights, bound):
     """Returns the trimmed mean and its smooth sensitivity, of each coordinate.
 
-    `weights` are about e^(-kt), t = smoothness; `bound.value` is "exact" or "fast".
+    `weights` (m + 1,) are about e^(-kt), t = smoothness; `bound.value` is a `Bound`.
     """
     axes = stream.axes
 
@@ -401,7 +404,7 @@ class MedianOfMeans(Estimator):
         return self.inner.limit
 
     def _sensitivity(self, num_samples, num_coordinates, relation, rounded):
-        """Returns the sensitivity of a group's mean, halved for an even num_groups."""
+        """Returns the median's sensitivity: a group mean's, or half for even groups."""
         del rounded  # means of groups are always rounded
         if _validate.is_concrete(num_samples) and float(num_samples) < self.num_groups:
             raise ValueError(

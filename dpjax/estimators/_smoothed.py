@@ -63,7 +63,7 @@ class SmoothedEstimator(Estimator):
         return self.scale * supremum(self.beta)
 
     def _smoothed_fn(self) -> Callable[[jax.Array, Scalar], jax.Array]:
-        """Returns Catoni, Giulini's influence (x, scale) -> scale·h_beta(x / scale)."""
+        """Returns (x, scale) -> scale·h_beta(x / scale), which bounds x smoothly."""
         beta, largest, coefficients = self.beta, supremum(self.beta), None
         if self._degree:
             coefficients = series_coefficients(beta, self._degree)
@@ -217,10 +217,10 @@ class SmoothedClipping(SmoothedEstimator, NormEstimator):
 
 
 def supremum(beta: Scalar) -> Scalar:
-    """Returns sup h_beta = (2 sqrt(2)/3) erf(sqrt(beta/2)), its limit at infinity.
+    """Returns sup h_beta = (2 sqrt(2)/3) erf(sqrt(beta/2)), to bound an influence.
 
-    h increases: h' = E[phi'(aW) W] >= 0 with W = 1 + Z/sqrt(beta), since phi' is even
-    and W has more mass at w than at -w. As a grows, phi(aW) tends to ±2 sqrt(2)/3.
+    h(a) = E phi(aW), W = 1 + Z/sqrt(beta), increases: h' = E[phi'(aW) W] >= 0, since
+    phi' is even and W has more mass at w than at -w. phi(aW) tends to ±2 sqrt(2)/3.
     """
     if isinstance(beta, float | int):
         return 2 * math.sqrt(2) / 3 * math.erf(math.sqrt(beta / 2))
@@ -267,7 +267,7 @@ def series(a: jax.Array, beta: jax.Array, coefficients: jax.Array) -> jax.Array:
 
 
 def exact(a: jax.Array, beta: Scalar) -> jax.Array:
-    """Returns the smooth bound h_beta(a), |a| <= 1e6, for any beta; it is slow."""
+    """Returns the smooth bound h_beta(a), |a| <= 1e6, for any beta, not only small."""
     beta = jnp.asarray(beta).astype(a.dtype)
     size = jnp.abs(a)
     is_tiny = size < 1e-6
@@ -281,7 +281,7 @@ def exact(a: jax.Array, beta: Scalar) -> jax.Array:
 
 
 def _closed_form(a: jax.Array, beta: jax.Array) -> jax.Array:
-    """Returns h_beta(a) = E phi(a + b Z) for standard normal Z, b = a / sqrt(beta)."""
+    """Returns h_beta(a) for `exact`: E phi(a + b Z), Z standard normal, small a."""
     # E phi(X) for X ~ N(a, b^2) is E p(X), with p(x) = x - x^3/6, plus the mean of
     # phi - p beyond ±sqrt(2), where phi(sqrt(2) + u) - p(sqrt(2) + u) is u^2/sqrt(2) +
     # u^3/6. This equals (9)-(10) and (36)-(41) of Wang, Xiao, Devadas, Xu (2020).
@@ -299,7 +299,7 @@ def _closed_form(a: jax.Array, beta: jax.Array) -> jax.Array:
 
 
 def _quadrature(a: jax.Array, beta: jax.Array) -> jax.Array:
-    """Returns h_beta(a) for an a too large for `_closed_form`, even infinite."""
+    """Returns h_beta(a) for `exact`, where a is too large for `_closed_form`."""
     # E phi(X) = int_0^sqrt(2) phi'(x) (P(X > x) - P(X < -x)) dx: all weights are
     # positive, so nothing cancels, and the formula holds at a = infinity.
     nodes, weights = np.polynomial.legendre.leggauss(32)
@@ -318,7 +318,7 @@ def _quadrature(a: jax.Array, beta: jax.Array) -> jax.Array:
 
 @functools.cache
 def _series_table(degree: int) -> np.ndarray:
-    """Returns Chebyshev series in beta, (13, degree + 1), of `series` coefficients."""
+    """Returns `series` coefficients as Chebyshev series in beta, (13, degree + 1)."""
     count = _BETA_DEGREE + 1
     x = np.cos((np.arange(count) + 0.5) * np.pi / count)
     z = np.cos((np.arange(64) + 0.5) * np.pi / 64)

@@ -278,9 +278,10 @@ def _draws_alike(jaxpr: core.Jaxpr, fixed: set[Any]) -> bool:
 def _with_gradient(
     loss: Callable[..., Any], arrays: dict[int, Any], example: PyTree
 ) -> tuple[set[int], core.ClosedJaxpr]:
-    """Returns the keys of `arrays` with a gradient, and the gradient's program.
+    """Returns the keys of parameters with a gradient, and the gradient's program.
 
-    `loss(arrays, example)` is traced. Without a path to the loss there is no gradient.
+    `arrays` has the parameters by number; `loss(arrays, example)` is traced. Parameters
+    without a path to the loss have no gradient: `check_model` calls them a problem.
     """
     floats = {i: x for i, x in arrays.items() if _is_trainable(x)}
     fixed = {i: x for i, x in arrays.items() if i not in floats}

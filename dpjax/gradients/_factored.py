@@ -13,9 +13,6 @@ of a parameter with any other use is written out.
 The forward pass of a layer with its own derivative does not determine its gradient. So
 the rule of the derivative is traced and read from its end. If it ends in a product of
 two operands, these are the factors, however they are computed.
-
-If a table is both read and multiplied, such as an embedding that is also the output
-layer, then the rows that are read count as products with one-hot vectors.
 """
 
 import math
@@ -144,7 +141,7 @@ def _with_shifts(sites, shifts, program, args, within=()):
     residuals = {}
 
     def rule(place, equation, inputs, run):
-        """Returns an equation's results, plus a zero shift if it uses a parameter."""
+        """Returns an equation's results, plus a zero at a site, for its cotangent."""
         if place in sites:
             residuals[place] = sites[place].residuals(inputs)
             (result,) = run()
@@ -165,8 +162,8 @@ def _with_shifts(sites, shifts, program, args, within=()):
 def _through_scan(place, equation, inputs, shifts, run):
     """Returns the results of a `scan`, and the residuals of its sites by iteration.
 
-    Sites are equations that use a parameter, and residuals are inputs of them. `run`,
-    which is `_with_shifts`, adds the zeros `shifts` to results of sites.
+    Sites are equations that use a parameter; residuals are their inputs, for gradients.
+    `run` is `_with_shifts`: it adds zeros, `shifts`, whose gradients are cotangents.
     """
     params = equation.params
     num_whole, num_carried = params["num_consts"], params["num_carry"]
@@ -197,7 +194,10 @@ def _through_remat(place, equation, inputs, shifts, run):
 
 
 def _through_cond(place, equation, inputs, shifts, run):
-    """Returns results and residuals of a `cond`, zeros for branches that do not run."""
+    """Returns results and residuals of a `cond`, as `_through_scan` does of a `scan`.
+
+    Residuals of branches that do not run are zeros.
+    """
     index, *inputs = inputs
 
     def branch(number, program):
@@ -371,13 +371,13 @@ def _only(leaf_uses: list[Use]) -> Use:
 
 
 def _together(leaf_uses: Sequence[Use]) -> Product | Lookup | None:
-    """Returns several uses of a parameter as one product or look-up, or None."""
+    """Returns one product or look-up with the gradient of several uses, or None."""
     for kind in (Product, Lookup):
         same = [use for use in leaf_uses if isinstance(use, kind)]
         if len(same) == len(leaf_uses) and len({use.common for use in same}) == 1:
             return replace(same[0], sites=tuple(x for use in same for x in use.sites))
     # The gradient is the sum over uses. So rewrite all uses as products with one
-    # matrix: an output layer may be the transpose of the embedding, for example.
+    # matrix: an embedding may be read, and also be the output layer, transposed.
     same = [use for use in map(_of_matrix, leaf_uses) if use is not None]
     if len(same) < len(leaf_uses) or len({use.shape for use in same}) > 1:
         return None
@@ -461,7 +461,7 @@ def _read(jaxpr, images, within, leaf_uses):
 
 
 def _inside(equation, operands, place):
-    """Returns an equation's inner [(jaxpr, place), ...], and images that enter them.
+    """Returns an equation's inner [(jaxpr, place), ...] for `_read`, and their images.
 
     An image is a variable with a parameter's entries. `operands` maps input numbers of
     the equation to images, the second result maps input numbers of a jaxpr to images.
@@ -519,8 +519,8 @@ def _moved(equation):
 def _use(jaxpr, equation, operand, image, place, is_alone):
     """Returns a parameter's use by an equation: `Product`, `Lookup` or `WrittenOut`.
 
-    Input number `operand` has the parameter's entries, moved as `image` describes;
-    is_alone tells that no other input comes from parameters.
+    A use tells how to store the gradient. Input number `operand` has the parameter's
+    entries, moved as `image` describes; is_alone: no other input is of parameters.
     """
     kind, use = equation.primitive, None
     # Only look-ups outside of loops are supported: places belong to one turn.
@@ -583,8 +583,8 @@ def product_of_rule(jaxpr, equation, operand, image, place) -> Product | None:
 def _rule_of_layer(jaxpr, equation, operand):
     """Returns a layer's derivative, a jaxpr (cotangent, *inputs) -> gradient, or None.
 
-    The gradient is by input number `operand`; jits are inlined. The result is None if
-    an input is a literal or occurs twice, or there is no gradient.
+    `product_of_rule` looks for a product in it. The gradient is by input `operand`. The
+    result is None if an input is a literal or occurs twice, or without a gradient.
     """
     names, layer = as_function(jaxpr, equation)
 
@@ -613,10 +613,10 @@ def _inlined(program, inputs):
 
 
 def _product_at_the_end(jaxpr):
-    """Returns the operands of the product that a jaxpr ends in, and axes, or None.
+    """Returns (operands, axes) of the product (p, q) that a jaxpr ends in, or None.
 
-    The result is (p, q). If the first operand is transposed by the first axes, p comes
-    last, after summed axes; so does q if the second is transposed by the second axes.
+    The two operands are the factors of a gradient. Transposed by axes[0], operands[0]
+    has shape (summed axes, p); by axes[1], operands[1] has shape (summed axes, q).
     """
     made = {x: equation for equation in jaxpr.eqns for x in equation.outvars}
 

@@ -56,7 +56,7 @@ _BATCH_NORM = (
 
 
 def trainable(params: PyTree) -> None:
-    """Requires leaves of params to be real floats, and no state of BatchNorm."""
+    """Requires params that can get per-example gradients: real floats, no BatchNorm."""
     no_running_statistics(params)
     rule = (
         "a float array: split what is trained from the rest, as "
@@ -87,7 +87,7 @@ def no_running_statistics(params: PyTree) -> None:
 
 
 def running_statistics(tree: PyTree) -> str | None:
-    """Returns the name of BatchNorm's state (Flax, Equinox) in a pytree, or None."""
+    """Returns the name of BatchNorm state in a tree, which mixes examples, or None."""
     nodes: list[Any] = []
     jax.tree.flatten(tree, is_leaf=lambda node: nodes.append(node) is not None)
     kinds = {
@@ -198,7 +198,7 @@ def rows_held(
 def warn_of_rows(
     loss_fn: LossFn, params: PyTree, batch: PyTree, num_rows: int, *, has_aux=False
 ) -> None:
-    """Warns if the traced gradient of one example holds an array with num_rows rows."""
+    """Warns of arrays with num_rows rows that a loss reads: perhaps all records."""
 
     def shape(x: Any, axes: int) -> jax.ShapeDtypeStruct:  # without a mesh
         kind = jax.typeof(x)
@@ -218,7 +218,7 @@ def warn_of_rows(
 def evaluate(
     program: core.ClosedJaxpr, args: Sequence[Any], rule: Rule, within: Place = ()
 ) -> list[Any]:
-    """Returns the results of a program, with `rule` applied to each equation.
+    """Returns a program's results, where `rule` may replace those of any equation.
 
     `rule(place, equation, inputs, run)` returns the results of an equation, at place
     (*within, index), which `run()` computes as they are. Plain jits are inlined.
@@ -260,7 +260,7 @@ def evaluate(
 def as_function(
     jaxpr: core.Jaxpr, equation: core.JaxprEqn
 ) -> tuple[list[core.Var], Callable[..., list[Any]]]:
-    """Returns an equation's inputs, and a function from their values to its results."""
+    """Returns an equation's inputs, and a function of their values, to run only it."""
     used = list(dict.fromkeys(x for x in equation.invars if isinstance(x, core.Var)))
     program = jaxpr.replace(
         constvars=[], invars=used, outvars=equation.outvars, eqns=[equation]
@@ -359,7 +359,7 @@ def _order(ndim: int) -> lax.ConvDimensionNumbers:
 
 
 def _convolution(lhs, rhs, *, dimension_numbers, **params):
-    """Returns a convolution; on CPU, of NHWC images and HWIO kernels, which is fast."""
+    """Returns a convolution of images and kernels, on CPU in the fast NHWC and HWIO."""
 
     def as_given(lhs, rhs):
         return lax.conv_general_dilated_p.bind(

@@ -15,7 +15,7 @@ most
 
     w (sqrt(G + g(m + n + 1 + 32 l) S^2) + g(T + 1) S),
 
-for at most 2^12 positions; 5 per cent more covers the rounding of S. Proofs:
+for at most 2^12 positions; 5 percent more covers the rounding of S. Proofs:
 `docs/privacy/proofs/sums.md`, 1.5 and 1.6.
 """
 
@@ -201,7 +201,7 @@ class Product:
 
     @property
     def why(self) -> str:
-        """Returns the reason for `LeafCheck.why`: number and size of the vectors."""
+        """Returns a text for `check_model`'s table: number and size of the vectors."""
         groups, positions, p, q = self.sizes
         name, names = "vector", "vectors"
         if "patch" in self.kinds:
@@ -234,7 +234,7 @@ class Product:
         return joined(self.sites, residuals, cotangents, axis=1)
 
     def samples(self, left, right) -> "OuterProducts | MatrixProducts | jax.Array":
-        """Returns n gradients; left has vectors (n, G, T, p), right cotangents."""
+        """Returns n gradients from vectors (n, G, T, p), cotangents (n, G, T, q)."""
         n, order = self.num_summed, self.order
         if not self.is_outer:
             products = MatrixProducts(left, right, self._built(order))
@@ -362,7 +362,8 @@ def convolution_at(equation: Any, image: Image, place: Place) -> Product | None:
 def _patches(x, params, window, counts):
     """Returns the patches (N, *counts, *window, C) of images x, shape (N, ..., C).
 
-    A convolution with `params` and a kernel of size `window` has results of `counts`.
+    They are vectors of `convolution_at`. A convolution with `params` has a kernel of
+    spatial shape `window`, and results of spatial shape `counts`.
     """
     no_padding = (0, 0, 0)
     pairs = zip(params["padding"], params["lhs_dilation"], strict=True)
@@ -502,7 +503,7 @@ def squared_norm_of_matrices(
 
 
 def _gram(x: jax.Array) -> tuple[jax.Array, int]:
-    """Returns x x^T, (G, T, T), for x (G, T, p), and how often a term is rounded."""
+    """Returns x x^T, (G, T, T), for x (G, T, p), and how often it rounds a term."""
     size = x.shape[2]
     width = 2 ** -(-max(size.bit_length(), 8) // 2)  # about the root, at least 16
     num_parts = -(-size // width)

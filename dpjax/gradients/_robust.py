@@ -240,7 +240,10 @@ def robust_grad(
 def _stream_of_grads(
     loss_fn, params, batch, microbatch_size, has_aux, return_values=False
 ) -> SampleStream:
-    """Returns the stream of a batch's gradients, with losses and aux if wanted."""
+    """Returns the stream of a batch's gradients, for `robust_grad`, with its arguments.
+
+    The stream's aux are {"values": losses, "aux": aux}, with () for each not wanted.
+    """
     num_rows = _validate.leading_size(batch, "batch")
     trainable(params)
     warn_of_rows(loss_fn, params, batch, num_rows, has_aux=has_aux)

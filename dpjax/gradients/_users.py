@@ -141,7 +141,7 @@ class UserSpans(NamedTuple):
         return cls(order, jnp.stack([bounds[:-1], bounds[1:]], axis=1))
 
     def gather(self, records, bounds, records_per_user, user_gradient) -> UserRecords:
-        """Returns k users' records, padded; `bounds` (k, 2) are ranges in `order`."""
+        """Returns k users as `by_user` does; `bounds` (k, 2) are ranges in `order`."""
         num_records = len(self.order)
         start, stop = bounds[:, :1], bounds[:, 1:]
         place = start + jnp.arange(records_per_user)[None]
@@ -190,7 +190,7 @@ def stream_of_users(
     """Returns the stream of users' gradients from the stream of rows' gradients.
 
     `users` has `robust_grad`'s user_ids, num_users, records_per_user and user_gradient.
-    `axes`, over which rows are sharded, must be ().
+    An estimator then bounds users. `axes`, over which rows are sharded, must be ().
     """
     user_ids, num_users, records_per_user, user_gradient = users
     rule = (

@@ -1,7 +1,4 @@
-"""Convex losses of labels, with the bounds that private solvers need.
-
-A loss of two classes is a function of the margin y <w, x>; `softmax` takes K classes.
-"""
+"""Convex losses of labels, of two or K classes, with bounds for private solvers."""
 
 import math
 from collections.abc import Callable

@@ -1,7 +1,4 @@
-"""Losses of the residual <w, x> - y: squared, absolute, Huber's, Tukey's biweight.
-
-`named` returns the losses that solvers accept by name, logistic loss among them.
-"""
+"""Losses of the residual <w, x> - y: squared, absolute, Huber's, Tukey's biweight."""
 
 import math
 from dataclasses import dataclass
@@ -99,7 +96,7 @@ class Huber(LinearLoss):
     """The loss of `huber`; if `in_scales`, the threshold is in scales of residuals.
 
     Solvers that release a scale, such as `solvers.dp_linear_model`, then divide the
-    residuals by this scale first: a threshold of 1.345 has 95 per cent efficiency for
+    residuals by this scale first: a threshold of 1.345 has 95 percent efficiency for
     normal errors of any size.
     """
 
@@ -179,7 +176,7 @@ class _Biweight(LinearLoss):
 _LOSSES: dict[str, LinearLoss] = {
     "squared": squared,
     "logistic": logistic,
-    # 1.345 has 95 per cent efficiency for normal errors (Holland and Welsch 1977).
+    # 1.345 has 95 percent efficiency for normal errors (Holland and Welsch 1977).
     "huber": Huber(1.345, in_scales=True),
 }
 

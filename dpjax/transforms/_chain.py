@@ -298,7 +298,7 @@ class PieceSum(NamedTuple):
         return cls(*(jax.tree.map(jnp.zeros_like, tree) for _ in range(2)))
 
     def plus(self, piece: Unrounded, limit: Scalar) -> "PieceSum":
-        """Returns the sum plus a piece of a batch; its unit is near `limit`."""
+        """Returns the sum plus a piece's mean, in units of about `limit`."""
 
         def scaled(x: jax.Array) -> jax.Array:
             return x / _unit(limit, x)
@@ -341,7 +341,7 @@ class PiecesState(NamedTuple):
 
 
 def _wide(params: PyTree) -> PyTree:
-    """Returns parameters with float32 in place of half precision, for later steps."""
+    """Returns params in float32 or wider, for the parts of a chain after the mean."""
 
     def wide(x: Any) -> Any:
         dtype = getattr(x, "dtype", None)

@@ -326,7 +326,7 @@ class _NoisyMean(NamedTuple):
 
 
 def _restored(measured: PrivateMean, scaled: Scaled) -> PrivateMean:
-    """Returns a private mean: that of `measured`, and its stddev, times the scales."""
+    """Returns `measured` in units of samples: mean and stddev times the scales."""
 
     def release(updates, state, params=None, **extra_args):
         mean, state, stddev = measured.release(updates, state, params, **extra_args)
@@ -414,8 +414,8 @@ def _of_batch(
 ) -> tuple[Scalar, Scalar, Scalar]:
     """Returns a batch's divisor, the bound of its sum, and the factor of its noise.
 
-    The batch has num_pieces pieces of num_rows rows. The factor, slightly above one,
-    covers the rounding of their addition: `_chain.py` derives it.
+    `accumulate` adds num_pieces pieces of num_rows rows. The factor, just above one,
+    covers the rounding of that addition: `_chain.py` derives it.
     """
     rule = "given to privatize inside accumulate: the public size of the whole batch"
     _validate.require(normalize_by is not None, "normalize_by", normalize_by, rule)
@@ -479,7 +479,8 @@ _PASS_PIECES = ("inject_hyperparams", "with_extra_args_support")
 def refuse_wrappers(tree: PyTree) -> None:
     """Raises `ValueError` if an optax wrapper around a private mean would break it.
 
-    `tree` holds the parameters of `init`, or the updates of `update`.
+    `optax.MultiSteps`, for example, would average samples. `tree`, the parameters of
+    `init` or updates of `update`, shows `optax.masked`; the call stack shows others.
     """
     is_masked = False
 
