@@ -388,9 +388,9 @@ def _search(
 ) -> Progress:
     """Trains a number of candidates drawn from `law`; returns the best run by score.
 
-    `Progress` also counts the runs. `num_parallel` runs are computed at a time. Each
-    run must cost at most the guarantee `known`, unless None. `store` is the checkpoint
-    from which a search continues, if any.
+    `Progress` also counts the runs. `num_parallel` runs are computed at a time. `known`
+    is the guarantee of every run that the caller states, and is compared with that of
+    each; None: tracing gave it. A search continues from its checkpoint `store`, if any.
     """
     if store is not None and store.step is not None:
         progress = Progress.of(store.latest())
