@@ -224,7 +224,7 @@ def _smallest(epsilon: float, delta: float, run: Sampling, base: float) -> float
 
 def _last_within(excess: Callable[[int], float], start: int, rise: float) -> int:
     """Returns the last integer k at which the increasing `excess` is at most 0."""
-    # Calls are slow: it begins at `start`, with `rise` as a guess of the slope.
+    # Calls are slow, so `_smallest` gives a `start`, and a guess `rise` of the slope.
     seen: dict[int, float] = {}
     within, beyond, guess = -math.inf, math.inf, start
     while within + 1 < beyond:

@@ -280,8 +280,8 @@ def learn_statistics(data: np.ndarray, neighbor: np.ndarray) -> list[Score]:
 
 def _histogram(data: np.ndarray, neighbor: np.ndarray) -> tuple[float, Score]:
     """Returns a z-score of how two samples (n,) differ, and a scoring function."""
-    # `data` and `neighbor` are a coordinate in releases of both data sets, which the
-    # z-score ranks. The function gives the log ratio of the two histograms at a value.
+    # They are one coordinate in releases of `data` and of `neighbor`; z-scores rank
+    # coordinates. The function gives the log ratio of the two histograms at a value.
     both = np.concatenate([data, neighbor])
     edges = np.unique(np.quantile(both, _QUANTILES, method="inverted_cdf"))
 

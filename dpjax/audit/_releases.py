@@ -74,7 +74,7 @@ def _sortable(x: np.ndarray) -> np.ndarray:
 
 
 def as_pair(data: PyTree, neighbor: PyTree) -> tuple[PyTree, PyTree]:
-    """Returns both data sets as arrays; raises unless shapes and dtypes agree."""
+    """Returns an audit's two data sets as arrays; raises if shapes or dtypes differ."""
     data, neighbor = (jax.tree.map(jnp.asarray, tree) for tree in (data, neighbor))
 
     def kind(tree: PyTree) -> PyTree:

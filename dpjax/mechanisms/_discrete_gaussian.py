@@ -90,7 +90,7 @@ def _accepted(count: int, stddev: int, random_bytes: RandomBytes) -> np.ndarray:
 
 def _bernoulli_exp(numerators, denominator, random_bytes, *, squared=False):
     """Draws booleans, true with probability exp(-r), or exp(-r^2/2) if squared."""
-    # r = numerators / denominator, of integers. Probabilities are exact.
+    # r = numerators (n,) / denominator, integers. The rejection needs exact draws.
     ratio = numerators / denominator
     probability = np.exp(-(ratio**2) / 2 if squared else -ratio)
     words = _words(numerators.size, random_bytes) >> 11

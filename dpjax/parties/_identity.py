@@ -69,7 +69,7 @@ def check_fingerprints(fingerprints: Sequence[str], num_parties: int) -> None:
 
 
 def _signing_key(identity: bytes):
-    """Returns the Ed25519 key of 32 secret bytes, which no error message shows."""
+    """Returns the Ed25519 key that signs, from 32 secret bytes; no error shows them."""
     try:
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     except ImportError as error:

@@ -320,7 +320,7 @@ class Runs:
 
     def guarantees(self, key: Key) -> list[PrivacyGuarantee]:
         """Returns the guarantee of a run with each candidate; runs are only traced."""
-        # Candidates in rows of arrays share one guarantee: the list then has one entry.
+        # So a search's cost is known before it. Rows of arrays share one entry.
         results = []
         for i, (run, inputs) in enumerate(self.traced()):
             try:
@@ -358,8 +358,8 @@ class Runs:
         return jax.tree.unflatten(treedef, map(jnp.asarray, progress.leaves))
 
     def made(self, key: Key, turns: range) -> Iterator[tuple[int, Solution, float]]:
-        """Makes some runs; yields the candidate's index, solution and score of each."""
-        # `turns` number runs, from 1: key and turn determine the candidate of a run.
+        """Makes the runs of `turns`; yields candidate's index, solution and score."""
+        # Turns number runs, from 1: key and turn determine the candidate of a run.
 
         def run(turn: int) -> tuple[int, Solution, float]:
             index, run_key = _draw(self.size, key, turn)
