@@ -104,8 +104,9 @@ def discrete_gaussian_epsilon(
 ) -> float:
     """Returns the epsilon of integers released with a sum of discrete Gaussian shares.
 
-    `stddev` is that of each share; `discrete_gaussian_stddev` has the other arguments.
-    It is the smaller of the bounds (2), of zCDP, and (4) of this module (stddev >= 1).
+    `discrete_gaussian_stddev` searches by it, and explains the arguments; `stddev` >= 1
+    is that of a share. It is the smaller of two bounds: by zCDP, and by comparison with
+    rounded Gaussian noise.
     """
     if sensitivity == 0:
         return 0.0

@@ -60,7 +60,7 @@ class SampleDpEvent(dpa.DpEvent):
 
 def leaves(event: dpa.DpEvent, count: int = 1) -> Iterator[tuple[dpa.DpEvent, int]]:
     """Yields pairs (event, number of times): the uncomposed parts of a composition."""
-    # Compositions may be nested; `count` is how often `event` itself happens.
+    # Bounds are for parts. `event`, which may be nested, itself happens `count` times.
     if isinstance(event, dpa.ComposedDpEvent):
         for part in event.events:
             yield from leaves(part, count)
@@ -97,7 +97,7 @@ def samples_of(*events: dpa.DpEvent) -> Counter[str]:
 
 def check_event(name: str, event: Any) -> None:
     """Raises `ValueError` unless the numbers of a `dp_accounting` event are valid."""
-    # `name` is the argument that the message names. Unknown fields of an event pass.
+    # Accountants do not check them. The message names `name`; unknown fields pass.
     _validate.require(isinstance(event, dpa.DpEvent), name, event, "a DpEvent")
     parts = getattr(event, "events", [getattr(event, "event", None)])
     for part in parts:
@@ -135,6 +135,7 @@ def has_no_noise(event: dpa.DpEvent) -> bool:
 
 def pure_epsilon(event: dpa.DpEvent, relation: NeighboringRelation) -> float:
     """Returns the epsilon at delta = 0 of an uncomposed event, or inf if unknown."""
+    # These add up to a pure epsilon of the composition, which bounds its cost.
     if isinstance(event, dpa.NoOpDpEvent):
         return 0.0
     if isinstance(event, BoundedRangeDpEvent):

@@ -203,13 +203,14 @@ class PrivacyFilter:
         if part.delta > 0 and known < math.inf:
             grown = 1 + math.exp(min(self.epsilon, 700.0))
             return Spending(known, grown * overflow_of(part.epsilon, part.delta, event))
-        # Randomized response of this epsilon has a random answer as often as `flips`.
+        # Randomized response bounds it, with random answers of probability `flips`.
         flips = 2 / (1 + math.exp(part.epsilon)) if part.epsilon < 700 else 0.0
         response = self._divergence(RandomizedResponseDpEvent(flips, 2), REPLACE_ONE)
         return Spending(min(known, response), part.delta)
 
     def _divergence(self, event: DpEvent, relation: NeighboringRelation) -> float:
-        """Returns a bound of the Renyi divergence at the filter's order, or inf."""
+        """Returns a bound of an event's Renyi divergence, at the filter's order."""
+        # It is inf if `dp_accounting` cannot read the event. `_price` charges it.
         order = self.order or 2
         accountant = RdpAccountant([order], neighboring_relation=relation)
         if not accountant.supports(event):
@@ -223,7 +224,7 @@ class PrivacyFilter:
 
 
 def _sum_up(numbers: Sequence[float]) -> float:
-    """Returns the sum of costs, added as decimals, rounded up: ten times 0.1 is 1."""
+    """Adds up costs as decimals, rounded up: ten costs of 0.1 fit in a limit of 1."""
     if math.inf in numbers:
         return math.inf
     exact = sum(Fraction(as_decimal(x)) for x in numbers)

@@ -189,9 +189,10 @@ class PrivacyGuarantee:
         return self._profile.reach(rates.ravel()).reshape(rates.shape)
 
     def posterior(self, prior: float, false_positive_rates: ArrayLike) -> np.ndarray:
-        """Returns the largest probability of the first candidate, given a "yes".
+        """Returns the largest probability that an attack which says "yes" is right.
 
-        By Bayes' rule, with p the prior and b = tradeoff(a),
+        "Yes" means the first of two candidates for a record, as in `tradeoff`. With p
+        its prior, b = tradeoff(a), and Bayes' rule,
 
             posterior = p b / (p b + (1 - p) a).
 
@@ -211,7 +212,7 @@ class PrivacyGuarantee:
             because tradeoff is concave and so tradeoff(a) / a falls.
 
         Example:
-            A prior of 1 per cent rises to at most 9 per cent, if the attack says "yes"
+            A prior of 1 percent rises to at most 9 percent, if the attack says "yes"
             falsely for one person in a thousand.
 
             >>> from dpjax.accounting import gaussian_event
@@ -425,7 +426,7 @@ def _multiple(epsilon: float, group_size: int) -> float:
 
 def _event(event: DpEvent, group_size: int) -> DpEvent:
     """Returns the event of a release for neighbors that differ in several records."""
-    # `event` is that for one record. Parts of unknown cost become `UnsupportedDpEvent`.
+    # `event` is for one record; parts unknown for several become `UnsupportedDpEvent`.
     if isinstance(event, GaussianDpEvent):
         return GaussianDpEvent(event.noise_multiplier / group_size)
     if isinstance(event, ZCDpEvent) and event.xi == 0:

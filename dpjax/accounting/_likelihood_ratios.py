@@ -123,7 +123,7 @@ def allocation_epsilon(
     A record enters one random step of each epoch of `run.num_bins` steps. `stddev` is
     the noise of a step, and `other_multiplier` that of another Gaussian release (inf:
     none), in units of the norm bound of a record. `fft_error` is the absolute error of
-    a delta that is computed by composition. Without a bound the result is inf.
+    a composed delta. The result is inf where `epsilon_of_run` must use other bounds.
     """
     least = min(stddev, other_multiplier)
     if not _LEAST_STDDEV <= least <= stddev <= _LARGEST_STDDEV:
@@ -154,9 +154,9 @@ def allocation_epsilon(
 def allocation_delta(
     event: RandomAllocationDpEvent, relation, fft_error: float, epsilons: np.ndarray
 ) -> np.ndarray:
-    """Returns upper bounds of delta at an array of epsilons, for random allocation."""
+    """Returns upper bounds of delta at epsilons (n,), for a privacy profile."""
     # A record enters one random step of each epoch of `event.num_bins` steps. Epsilons
-    # are 0 or more; `fft_error` is the absolute error of a composed delta.
+    # are 0 or more; `fft_error` is the absolute error of a delta composed by FFT.
     stddev = event.event.noise_multiplier
     if not _LEAST_STDDEV <= stddev <= _LARGEST_STDDEV:
         return np.ones_like(epsilons)
@@ -181,9 +181,9 @@ def run_losses(
 ) -> tuple[PrivacyLossDistribution, PrivacyLossDistribution]:
     """Returns the privacy loss distributions for a removed and for an added record.
 
-    The record enters one random step of each epoch of `num_bins` steps; the last epoch
-    may be shorter. `stddev` of a step and `other_multiplier` of another Gaussian
-    release (inf: none) are in units of the record's norm bound.
+    Epsilon follows from them. A record enters one random step of each epoch of
+    `num_bins` steps; the last may be shorter. `stddev` of a step and `other_multiplier`
+    of another Gaussian release (inf: none) are in units of the record's norm bound.
     """
     shift = 1 / stddev
     epochs, last = divmod(num_steps, num_bins)
@@ -224,9 +224,9 @@ def losses_of(law: Law) -> list[PrivacyLossDistribution]:
 
 def _epoch(num_steps: int, num_bins: int, shift: float, spacing: float) -> Law:
     """Returns the distribution of an epoch's likelihood ratio, on a grid of its log."""
-    # The ratio is between the epoch's noisy sums with a record and without it. The
-    # record enters one random step of `num_bins`, of which num_steps are made, and
-    # moves its sum by `shift` stddevs of the noise.
+    # It compares the densities of the epoch's noisy sums with a record and without it:
+    # privacy losses are its logs. The record enters one random step of `num_bins`, of
+    # which num_steps are made, and moves its sum by `shift` stddevs of the noise.
 
     @functools.cache
     def mean_of(count: int, depth: int) -> Law:
@@ -247,8 +247,9 @@ def _epoch(num_steps: int, num_bins: int, shift: float, spacing: float) -> Law:
 
 def _lognormal(shift: float, spacing: float) -> Law:
     """Returns a law that bounds exp(shift z - shift^2/2) for a standard normal z."""
-    # This is the likelihood ratio of a step that the record enters. The law has a grid,
-    # and is larger in convex order: epsilons computed from it are upper bounds.
+    # This is the likelihood ratio of a step whose sum a record moves by `shift` stddevs
+    # of noise. The law is on a grid of logs, and larger in convex order: epsilons that
+    # are computed from it are upper bounds.
     reach = math.ceil((_REACH * shift + shift**2 / 2) / spacing)
     z = spacing * np.arange(-reach, reach + 1) / shift + shift / 2
     points = np.exp(spacing * np.arange(-reach, reach + 1))
@@ -272,10 +273,11 @@ def normal_masses(z: np.ndarray) -> np.ndarray:
 
 def _mixed(first: Law, second: Law, weight: float, spacing: float) -> Law:
     """Returns a law that bounds weight A + (1 - weight) B, for independent A and B."""
-    # A and B, of laws `first` and `second`, are likelihood ratios of parts of an epoch.
-    # Both spacings are the same multiple of the new `spacing`. Up to a shift, the place
-    # of a sum on the grid depends on the gap of the two integers only. The result is
+    # A and B, of laws `first` and `second`, are likelihood ratios of parts of an epoch,
+    # and their mean, weighted by the numbers of steps, is that of both. The result is
     # larger in convex order, so that epsilons computed from it are upper bounds.
+    # Both spacings are the same multiple of the new `spacing`. Up to a shift, the place
+    # of a sum on the grid depends on the gap of the two integers only.
     factor = round(first.spacing / spacing)
     size, other_size = len(first.masses), len(second.masses)
     gaps = second.first - first.first + np.arange(1 - size, other_size)
@@ -336,11 +338,11 @@ def _trimmed(law: Law) -> Law:
 
 
 def group_epsilon(stddev: float, delta: float, run: Sampling) -> float:
-    """Returns an upper bound of the epsilon of Poisson steps, for a group of records.
+    """Returns an upper bound of epsilon if a group of records changes, at `delta`.
 
-    `stddev` is in units of the norm bound of a record, and `delta` is already reduced
-    by the FFT's error. `run` has the size of the group, the number of steps and another
-    Gaussian release, if any. The result is inf where no bound is computed.
+    `run` has the group's size, the number of steps on Poisson batches, and another
+    Gaussian release, if any. `stddev` of a step is in units of a record's norm bound;
+    `delta` is already reduced by the FFT's error. Without a bound the result is inf.
     """
     group_size, other_multiplier = run.group_size, run.other_multiplier
     if group_size > _LARGEST_SHIFT * min(stddev, other_multiplier):
@@ -368,9 +370,9 @@ def step_law(
 ) -> Law:
     """Returns a law of the likelihood ratio of a Poisson step that a group may enter.
 
-    It is rounded to a grid such that epsilons are upper bounds. `weights` are the
-    probabilities of the numbers i of records that enter, and `moves` the increasing
-    shifts i C of the sum, in stddevs of the noise: (3), a mixture of Gaussians.
+    Composed laws, rounded so that epsilons are bounds, give `group_epsilon`. `weights`
+    are the probabilities of the numbers i of records that enter, and `moves` the
+    increasing shifts i C of the sum, in stddevs: (3), a mixture of Gaussians.
     """
     law = moves, weights
     other = (-moves, weights) if relation is REPLACE_ONE else (np.zeros(1), np.ones(1))

@@ -50,18 +50,19 @@ def objective_noise(
     derivative_bound: float = 1.0,
     is_non_increasing: bool = False,
 ) -> ObjectiveNoise:
-    """Returns the noise that makes the minimizer of a perturbed objective private.
+    """Returns the noise and extra regularization that make a minimizer private.
 
-    The objective (1) of this module has a random linear term of stddev sigma, which
-    solves the bound (2), or (3) for a loss that never increases. If the bound's term
-    j = log(1 + c / (N Lambda)) would exceed min(epsilon/2, 5), regularization is raised
-    until it does not. The exact minimizer is then (epsilon, delta)-DP under
+    The objective in w is the *sum* of N losses phi(y <w, x>), ||x|| <= 1, plus
+    (N lambda / 2) ||w||^2 and a random linear term, whose stddev solves the bound (2)
+    of this module, or (3) for a loss that never increases. If the bound's term
+    j = log(1 + c / (N Lambda)) would exceed min(epsilon/2, 5), lambda is raised to a
+    Lambda where it does not. The exact minimizer is then (epsilon, delta)-DP under
     replace-one, for predictors that use a record only through <w, x>. Chaudhuri,
     Monteleoni, Sarwate (2011), Theorem 9, have j, from the Jacobian of the minimizer.
 
-    `num_samples` is N, public; `regularization` is lambda >= 0, in the objective
-    (N lambda / 2) ||w||^2 plus the *sum* of losses; `curvature_bound` is c, and
-    `derivative_bound` is L; with `is_non_increasing`, phi' <= 0 everywhere.
+    `num_samples` is N, public; `regularization` is lambda >= 0; `curvature_bound` is c,
+    the Lipschitz constant of phi'; `derivative_bound` is L >= |phi'|; with
+    `is_non_increasing`, phi' <= 0 everywhere.
     """
     budget = min(epsilon / 2, _LARGEST_JACOBIAN)
     least = curvature_bound / (num_samples * math.expm1(budget))
@@ -92,9 +93,9 @@ def objective_epsilon(
 ) -> float:
     """Returns the epsilon that a perturbed objective of given noise costs.
 
-    It solves the bound (2) of this module, or (3) if the loss never increases. `stddev`
-    is that of each coordinate of the noise; `regularization` is the total Lambda > 0,
-    the extra part included. It inverts `objective_noise`, with its other arguments.
+    It inverts `objective_noise`, which explains the other arguments, by the same bounds
+    of delta, (2) or (3) of this module. `stddev` is that of each coordinate of the
+    noise; `regularization` is the total Lambda > 0, the extra part included.
     """
     unit = stddev / derivative_bound
     if is_non_increasing:

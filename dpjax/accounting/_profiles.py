@@ -68,7 +68,7 @@ class Profile:
     renyi: tuple[np.ndarray, np.ndarray] | None = None
 
     def delta_at(self, epsilon: np.ndarray) -> np.ndarray:
-        """Returns upper bounds of delta at an array of epsilons, also below zero."""
+        """Returns upper bounds of delta at epsilons (n,), even those below zero."""
         size = np.abs(epsilon)
         bounds = [np.ones_like(size)]
         if math.isfinite(self.pure):
@@ -142,7 +142,7 @@ def profile_of_release(
     epsilon: float, delta: float, event: dpa.DpEvent, relation: NeighboringRelation
 ) -> Profile:
     """Returns the privacy profile, delta by epsilon, of a release's guarantee."""
-    # It follows from epsilon, delta and, where an accountant reads it, the event.
+    # Other deltas follow from it; it follows from epsilon, delta and a readable event.
     claimed = approximate(epsilon, delta)
     # A guarantee of a pure epsilon is used as it is, without its event.
     profile = _of_event(event, relation) if delta > 0 else None
@@ -223,10 +223,10 @@ def worst(profiles: Sequence[Profile]) -> Profile:
 
 def overflow_of(epsilon: float, delta: float, event: dpa.DpEvent) -> float:
     """Returns a bound of the probability that padded batches drop a record."""
-    # Padded batches have a fixed number of rows, and drop records beyond it. The bound
-    # is for all steps of a run with this guarantee, and is 0 without such batches.
-    # `poisson_capacity` bounds it by the epsilon of the run, which is known if the
-    # event has no other part.
+    # Padded batches have a fixed number of rows; to drop records beyond it costs delta.
+    # The bound is for all steps of a run with this guarantee, and is 0 without such
+    # batches. `poisson_capacity` bounds it by the epsilon of the run, which is known if
+    # the event has no other part.
     parts = [part for part, _ in leaves(event)]
     padded = (dpa.PoissonSampledDpEvent, RandomAllocationDpEvent)
     if not any(isinstance(part, padded) for part in parts):

@@ -172,8 +172,9 @@ def sample_privacy(
     release: PrivacyGuarantee, *, num_samples: int, sample_size: int, unit: str
 ) -> PrivacyGuarantee:
     """Returns the guarantee, for a table, of the only release of a sample of it."""
-    # Unlike that of `Sample.privacy`, it has no identity of the sample. `unit` is a
-    # noun for a record, as for `PrivacyGuarantee.of`.
+    # Sampling amplifies `release`, the guarantee for the sample. Unlike the result of
+    # `Sample.privacy`, this one has no identity of the sample. `unit` is a noun for a
+    # record, as for `PrivacyGuarantee.of`.
     check_sampled(release)
     prob = sampling_prob(num_samples, sample_size)
     epsilon, delta = subsampled_epsilon(release.epsilon, prob), release.delta

@@ -240,7 +240,8 @@ def losses_where_removed(
 
 def poisson_log_moment(order: float, multiplier: float, prob: float) -> float:
     """Returns (order - 1) times the Renyi divergence of a Poisson step."""
-    # A record, in a batch with `prob`, is replaced; multiplier = stddev / sensitivity.
+    # It bounds epsilon at a tiny delta. A record, which is in a batch with `prob`, is
+    # replaced; multiplier = stddev / sensitivity.
     bound = 0.5 / multiplier
     step = min(1 / 8, 0.1 / (bound * math.sqrt(order)))
     count = math.ceil((2 * order * bound + 40) / step)
@@ -289,8 +290,9 @@ def _log_sum(logs: np.ndarray) -> float:
 
 
 def without_sampling(epsilons: ArrayLike, prob: float) -> np.ndarray:
-    """Returns log(1 + (e^epsilon - 1) / q), for epsilons above log(1 - q)."""
-    # It inverts `subsampled_epsilon`: a release may cost this much before sampling.
+    """Returns the epsilons before amplification by sampling, for those after it."""
+    # It inverts `subsampled_epsilon`: log(1 + (e^epsilon - 1) / q), for epsilons above
+    # log(1 - q), where q = `prob` is the probability that a record is in the sample.
     epsilons = np.asarray(epsilons)
     with np.errstate(over="ignore"):
         return np.where(
@@ -393,6 +395,7 @@ def epsilon_of_run(
 
 def _full_batch_epsilon(multiplier: float, delta: float, run: Sampling) -> float:
     """Returns epsilon at `delta` of a Gaussian run as if steps used all records."""
+    # This bounds a run with sampled batches too: see `epsilon_of_run`.
     sensitivity, other = float(run.group_size), run.other_multiplier
     if other == math.inf:
         return gaussian_epsilon(

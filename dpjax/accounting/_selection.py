@@ -95,11 +95,11 @@ def total_selection_epsilon(
     num_selections: int,
     mechanism: SelectionName = "exponential",
 ) -> float:
-    """Returns the epsilon of T adaptive selections of a given epsilon, rounded up.
+    """Returns the total epsilon at `delta` of T adaptive selections of `epsilon` each.
 
-    It is the smallest of basic composition, optimal composition, (1) of this module,
-    and for the exponential mechanism zCDP with rho = T epsilon_0^2 / 8. The zCDP bound
-    of permute-and-flip, with epsilon_0^2 / 2, is never below (1).
+    Rounded up, it is the smallest of basic composition, optimal composition, (1) of
+    this module, and for the exponential mechanism zCDP with rho = T epsilon^2 / 8. The
+    zCDP bound of permute-and-flip, with epsilon^2 / 2, is never below (1).
     """
     _validate.delta(delta)
     _validate.count(num_selections=num_selections)

@@ -40,10 +40,9 @@ chi-square probabilities.
 
 In all experiments D(r, min(1, r) / c) is largest at an end of [e^-B, e^B]. This is not
 proved, so it is not used: (5) covers a neighborhood of r = 1, and (4) covers the rest
-in finitely many pieces, split until each bound is at most delta. This costs 1 per cent
-of noise. (4) and (5) are inequalities; (6) is evaluated by Gauss-Legendre quadrature in
-double precision. In comparisons its error is far below that per cent, but this is not
-proved.
+in finitely many pieces, split until each bound is at most delta. This costs 1 percent
+of noise. (6) is evaluated by Gauss-Legendre quadrature in double precision, with an
+error far below that percent in comparisons, which is not proved.
 """
 
 import math
@@ -94,9 +93,6 @@ def smooth_noise_multiplier(
 ) -> float:
     """Returns the smallest scale / smooth sensitivity within a zCDP budget.
 
-    With the result b = 1/s, the cost of the noise, equation (1) or (2) of this module,
-    is epsilon = sqrt(2 rho).
-
     Args:
         rho: zCDP cost of releasing one number, positive and finite.
         smoothness: t, positive.
@@ -105,8 +101,8 @@ def smooth_noise_multiplier(
         mechanism: "laplace_log_normal" or "arsinh_normal".
 
     Returns:
-        b, rounded up by one part in 1e9; inf if a change of the scale by e^t alone
-        costs more than rho.
+        b, rounded up by one part in 1e9. By (1) or (2) of this module it costs epsilon
+        = sqrt(2 rho); it is inf if a change of the scale by e^t alone costs more.
 
     Privacy:
         f plus the noise of `dpjax.mechanisms` with scale b S is rho-zCDP under the
@@ -274,11 +270,11 @@ def _root(function: Callable[[float], float], low: float, high: float) -> float:
 
 
 def _is_enough(epsilon, delta, smoothness, num_coordinates, shift) -> bool:
-    """Returns whether Gaussian noise of stddev sensitivity / shift is proved enough."""
-    # The smooth sensitivities of two neighbors have a ratio r in [e^-B, e^B] for B =
-    # `smoothness`. At every r, with s = min(1, r) shift, the delta D at epsilon of
-    # N(0, I) against N(s e_1, r^2 I) must be at most `delta`. The bound (5) of this
-    # module covers [e^-near, e^near]; (4) then covers both sides in pieces.
+    """Returns whether noise of stddev sensitivity / shift is proved to be enough."""
+    # It is for (epsilon, delta)-DP. The smooth sensitivities of two neighbors have a
+    # ratio r in [e^-B, e^B], B = `smoothness`. At every r, with s = min(1, r) shift,
+    # the delta D at epsilon of N(0, I) against N(s e_1, r^2 I) must be at most `delta`.
+    # The bound (5) of this module covers [e^-near, e^near], and (4) both sides.
     near = smoothness
     while not _by_two_steps(epsilon, delta, near, num_coordinates, shift):
         near /= 2
@@ -286,7 +282,7 @@ def _is_enough(epsilon, delta, smoothness, num_coordinates, shift) -> bool:
             return False
 
     def is_covered(far: float, near: float) -> bool:
-        """Returns whether (4) proves D <= delta at every log r from `near` to `far`."""
+        """Returns whether delta is proved at log ratios of scales in [near, far]."""
         alpha = math.sqrt(math.expm1(2 * near) / math.expm1(2 * far))  # equation (4)
         longest = min(1.0, math.exp(near)) * shift / alpha
         if _delta(epsilon, far, num_coordinates, longest) <= delta:
@@ -302,9 +298,9 @@ def _is_enough(epsilon, delta, smoothness, num_coordinates, shift) -> bool:
 
 
 def _by_two_steps(epsilon, delta, width, num_coordinates, shift) -> bool:
-    """Returns whether the bound (5) proves D <= delta for r in [e^-width, e^width]."""
-    # D and r are as in `_is_enough`. The part `first` of epsilon is for the change of
-    # the noise's scale, the rest of epsilon for the shift.
+    """Returns whether noise of stddev sensitivity / shift is enough near ratio 1."""
+    # The ratio of two neighbors' scales is in [e^-width, e^width]. By (5), the part
+    # `first` of epsilon is for the change of the scale, the rest for the shift.
     for first in epsilon * 2.0 ** -np.arange(1, 16):
         scale = _largest_scale_delta(first, width, num_coordinates)
         remaining = (delta - scale) * math.exp(-first)
@@ -323,7 +319,7 @@ def _largest_scale_delta(epsilon: float, width: float, num_coordinates: int) -> 
 
 def _delta(epsilon, log_ratio, num_coordinates, shift) -> float:
     """Returns the delta at epsilon of N(0, I) against N(shift e_1, r^2 I)."""
-    # log r is `log_ratio`. It is D(r, s) of (3), by the integral (6) of this module.
+    # It is the cost of noise, D(r, s) of (3), by the integral (6); log r = log_ratio.
     curvature = math.expm1(-2 * log_ratio)  # 1/r^2 - 1
     slope = shift * math.exp(-2 * log_ratio)
     # d log r + curvature x^2/2 - slope x + slope s/2 = epsilon where the event A of (3)
@@ -348,7 +344,7 @@ def _delta(epsilon, log_ratio, num_coordinates, shift) -> float:
 
 def _scale_delta(epsilon: ArrayLike, log_ratio, num_coordinates) -> np.ndarray:
     """Returns the deltas, at real epsilons, of N(0, I) against N(0, r^2 I)."""
-    # log r is `log_ratio`.
+    # These are costs where only the scale of the noise differs. log r is `log_ratio`.
     t = np.asarray(epsilon, np.float64)
     growth = np.exp(np.minimum(t, _LARGEST_EXPONENT))
     if num_coordinates == 0:

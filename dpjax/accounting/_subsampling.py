@@ -54,7 +54,7 @@ def noise_multiplier(epsilon: float, delta: float, sampling: Sampling) -> float:
     Returns:
         Standard deviation of each step's noise (with a strategy: of the independent
         noise that it correlates), divided by the l2 sensitivity of the step under the
-        relation; rounded up, with sampling or other releases by at most 0.1 per cent.
+        relation; rounded up, with sampling or other releases by at most 0.1 percent.
         It is inf at delta = 0 and 0.0 at epsilon = inf. With sampling it is the
         smallest of three bounds: by full batches, by privacy loss distributions
         (infinite for delta below 1e-15 num_steps), and by Renyi divergences; with
@@ -224,7 +224,7 @@ def _smallest(epsilon: float, delta: float, run: Sampling, base: float) -> float
 
 def _last_within(excess: Callable[[int], float], start: int, rise: float) -> int:
     """Returns the last integer k at which the increasing `excess` is at most 0."""
-    # The search begins at `start`, with `rise` as a guess of the slope of `excess`.
+    # Calls are slow, so `_smallest` gives a `start`, and a guess `rise` of the slope.
     seen: dict[int, float] = {}
     within, beyond, guess = -math.inf, math.inf, start
     while within + 1 < beyond:

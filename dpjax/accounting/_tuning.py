@@ -85,8 +85,8 @@ class TrialCount:
     @property
     def excess(self) -> float:
         """Returns c = 1/gamma - 1, the parameter of a law of K >= 1, from its mean."""
-        # The law is a negative binomial of success probability gamma, truncated to
-        # K >= 1; c is 0 if K is always 1.
+        # `rise`, the cost of the selection, needs it. The law is a negative binomial of
+        # success probability gamma, truncated to K >= 1; c is 0 if K is always 1.
         mean = float(self.mean)
         if self.distribution == "geometric":  # its mean is 1 / gamma
             return mean - 1
@@ -127,7 +127,7 @@ class TrialCount:
         return (1 + _SHAPES[self.distribution]) * self.excess / (1 + self.excess * z)
 
     def prob(self, k: np.ndarray) -> np.ndarray:
-        """Returns Pr[K = k] for an array of k, each with a small relative error."""
+        """Returns Pr[K = k] for integers k (n,), so that `tuning` can draw K."""
         k = np.asarray(k, float)
         if self.distribution == "poisson":
             log = scipy.special.xlogy(k, self.mean) - self.mean
@@ -174,7 +174,7 @@ def tuning_epsilon(
 
     Returns:
         epsilon >= 0, rounded up: by one part in 1e9 for a pure epsilon, otherwise by up
-        to half a per cent; inf without privacy.
+        to half a percent; inf without privacy.
 
     Raises:
         ValueError: If an argument is out of its range, or no accountant reads the

@@ -206,7 +206,7 @@ def epsilon_lower_bound(
 def clopper_pearson(
     counts: np.ndarray, total: int, significance: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns both ends of exact confidence intervals of the rates counts / total.
+    """Returns exact confidence intervals, low and high, of attacks' counts / total.
 
     Each end fails with probability `significance`.
     """
@@ -249,9 +249,9 @@ def _thresholds(scores: np.ndarray) -> np.ndarray:
 def _positives(
     scores: list[np.ndarray], thresholds: np.ndarray, direction: int
 ) -> np.ndarray:
-    """Returns how many scores are beyond each of k thresholds, of shape (k, 2)."""
-    # `scores` are two arrays, for the data and the neighbor: the columns. Scores count
-    # from the threshold on, upwards for direction 1, downwards for -1.
+    """Returns the numbers (k, 2) of releases that an attack calls "neighbor"."""
+    # Rows are for k thresholds, columns and `scores` for the data and the neighbor.
+    # Scores count from the threshold on, upwards for direction 1, downwards for -1.
     if direction == 1:
         counts = [len(x) - np.searchsorted(np.sort(x), thresholds) for x in scores]
     else:
@@ -280,8 +280,8 @@ def learn_statistics(data: np.ndarray, neighbor: np.ndarray) -> list[Score]:
 
 def _histogram(data: np.ndarray, neighbor: np.ndarray) -> tuple[float, Score]:
     """Returns a z-score of how two samples (n,) differ, and a scoring function."""
-    # `data` and `neighbor` are a coordinate in releases of both data sets. The score, a
-    # function, is the log ratio of the two histograms at a value.
+    # They are one coordinate in releases of `data` and of `neighbor`; z-scores rank
+    # coordinates. The function gives the log ratio of the two histograms at a value.
     both = np.concatenate([data, neighbor])
     edges = np.unique(np.quantile(both, _QUANTILES, method="inverted_cdf"))
 
@@ -301,7 +301,7 @@ def _histogram(data: np.ndarray, neighbor: np.ndarray) -> tuple[float, Score]:
 
 
 def _discriminant(data: np.ndarray, neighbor: np.ndarray, order: np.ndarray) -> Score:
-    """Returns a function from releases (n, d) to scores, by a linear discriminant."""
+    """Returns an attack's function from releases (n, d) to scores: a discriminant."""
     # It is the log ratio of Gaussians of one covariance, fitted to releases of the two
     # data sets, in the coordinates `order`.
     both = np.concatenate([data, neighbor])[:, order].astype(np.float64)
@@ -326,7 +326,7 @@ def _discriminant(data: np.ndarray, neighbor: np.ndarray, order: np.ndarray) -> 
 
 def _counts(data: np.ndarray, neighbor: np.ndarray) -> list[Score]:
     """Returns a function from releases (n, d) to scores, in a list; [] if few recur."""
-    # It is the log ratio of how often each distinct release occurs for both data sets.
+    # For discrete noise: the log ratio of how often both data sets have a release.
     both = _as_keys(np.concatenate([data, neighbor]))
     rows, cells = np.unique(both, return_inverse=True)
     if len(rows) > len(both) / 4:

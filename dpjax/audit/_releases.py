@@ -25,8 +25,9 @@ def released(
     release, data, neighbor, statistic, vectorize: bool, key: Key, num_each: int
 ) -> list[np.ndarray]:
     """Returns arrays (num_each, d): flat releases of the data, and of the neighbor."""
-    # A row is a release, flattened, or the value of a `statistic` of it. Each release
-    # has its own key; `vectorize` compiles them, for chunks of keys.
+    # Attacks are fitted to them and tested on them. A row is release(key, data) with a
+    # key of its own, flattened, or `statistic` of it, if not None; `vectorize` compiles
+    # them, for chunks of keys.
     sides = as_pair(data, neighbor)
     draw = partial(_release_one, release, statistic)
 
@@ -73,7 +74,7 @@ def _sortable(x: np.ndarray) -> np.ndarray:
 
 
 def as_pair(data: PyTree, neighbor: PyTree) -> tuple[PyTree, PyTree]:
-    """Returns both data sets as arrays; raises unless shapes and dtypes agree."""
+    """Returns an audit's two data sets as arrays; raises if shapes or dtypes differ."""
     data, neighbor = (jax.tree.map(jnp.asarray, tree) for tree in (data, neighbor))
 
     def kind(tree: PyTree) -> PyTree:

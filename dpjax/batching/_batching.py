@@ -156,7 +156,7 @@ class Batching(abc.ABC):
         self, state: BatchState, key: Key, data: PyTree, axis_name: AxisName | None
     ) -> tuple[PyTree, jax.Array | None]:
         """Returns the batch of a step, and its mask: true for padding, or None."""
-        # `key` is the step's own. The mask is None if no row can be padding.
+        # For `draw_within`: `key` is the step's own; without padding the mask is None.
         axes = row_axes(data, axis_name)
         rows = self._rows(state, key)
         if rows is None:

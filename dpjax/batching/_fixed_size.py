@@ -187,7 +187,6 @@ def uniform_subset(key: Key, num_samples: int, size: int) -> jax.Array:
     A coin for each index keeps a few more than `size` indices. Only these are sorted,
     by random numbers, and the first `size` are returned. If too few or too many are
     kept, or numbers tie, everything is drawn again, which is symmetric in the records.
-    Nothing here depends on the data.
     """
     spread = _SPREAD * (math.sqrt(size) + 1)
     capacity = min(math.ceil(size + 2 * spread), num_samples)

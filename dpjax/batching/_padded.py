@@ -45,7 +45,8 @@ class Padded(Batching):
         return self.expected_batch_size
 
     def _capacity(self, num_samples, num_steps, epsilon, delta):
-        """Returns the number of rows of a batch; raises if the budget needs more."""
+        """Returns the rows of a batch: `capacity`, or the fewest within the budget."""
+        # Fewer rows, which would drop more records than is accounted for, raise.
         for name, value in (("epsilon", epsilon), ("delta", delta)):
             rule = f"given: the capacity of {self} depends on the budget"
             _validate.require(value is not None, name, value, rule)
@@ -179,7 +180,7 @@ class BallsInBins(Padded):
 
     Privacy: In all cases tried, it cost less than Poisson batches of the same expected
     size if a record is added or removed. If a record is replaced, it needed up to 15
-    per cent more noise for epsilon up to 3. With correlated noise a record enters one
+    percent more noise for epsilon up to 3. With correlated noise a record enters one
     step of each epoch, and no gain is claimed; `CyclicPoisson` keeps the steps of a
     record apart.
 

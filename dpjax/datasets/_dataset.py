@@ -105,8 +105,8 @@ def assemble(
     **about: Any,
 ) -> Dataset:
     """Returns a `Dataset`: encoded columns and an intercept, in two sets of records."""
-    # `schema` tells how to encode them; `is_test` marks test records; `about` has all
-    # other fields.
+    # Loaders of data sets call it. `schema` tells how to encode columns; `is_test` (n,)
+    # marks test records; `about` has all other fields.
     features, feature_names = encode(columns, schema)
     features = np.hstack([features, np.ones((len(features), 1), np.float32)])
     return Dataset(
@@ -145,7 +145,7 @@ def read_columns(
     text: bytes, names: Iterable[str] | None = None
 ) -> dict[str, np.ndarray]:
     """Returns columns of strings by name, from comma-separated text."""
-    # Without `names` they are in the first row.
+    # Without `names` they are in the first row. Missing cells are empty strings.
     lines = io.StringIO(text.decode("utf-8", "replace"), newline="")
     rows = filter(None, csv.reader(lines, skipinitialspace=True))
     header = list(next(rows, []) if names is None else names)

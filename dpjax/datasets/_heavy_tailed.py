@@ -102,9 +102,7 @@ def linear_model(
     noise_law: Law | None = _SKEWED_NOISE,
     params_fn: Callable[[Key, int], jax.Array] = l1_ball_params,
 ) -> Synthetic:
-    """Draws a linear regression problem.
-
-    The targets are y = <w*, x> + e, with independent features and noise.
+    """Draws a linear regression problem: y = <w*, x> + e, x and e independent.
 
     The defaults follow the experiment of paper 001, with n = 1e5 and d = 10: log-normal
     noise (mu, sigma) = (1, 1), minus its mean (paper 004 does not subtract it). 001
@@ -125,13 +123,9 @@ def linear_model(
     Example:
         >>> import jax
         >>> problem = linear_model(  # 004, figure 7
-        ...     jax.random.key(0),
-        ...     num_samples=100,
-        ...     num_features=40,
+        ...     jax.random.key(0), num_samples=100, num_features=40,
         ...     feature_law=Normal(scale=5**0.5),
-        ...     noise_law=LogNormal(scale=0.5**0.5),
-        ...     params_fn=sparse_params(20),
-        ... )
+        ...     noise_law=LogNormal(scale=0.5**0.5), params_fn=sparse_params(20))
         >>> problem.features.shape, problem.targets.shape
         ((100, 40), (100,))
 
@@ -159,16 +153,13 @@ def logistic_model(
     sign = -1, as 001 writes it, y = sign(1 / (1 + exp(z)) - 1/2), and the loss
     decreases along -w*.
 
-    The defaults follow figure 2 of paper 004: log-normal features and no noise.
-
-    Other arguments are those of `linear_model`, and so is the result, with targets in
-    {-1, +1}.
+    The defaults follow figure 2 of paper 004: log-normal features and no noise. Other
+    arguments are those of `linear_model`, and so is the result.
 
     Example:
         >>> import jax
         >>> problem = logistic_model(
-        ...     jax.random.key(0), num_samples=100, num_features=40
-        ... )
+        ...     jax.random.key(0), num_samples=100, num_features=40)
         >>> sorted({float(label) for label in problem.targets})
         [-1.0, 1.0]
 

@@ -150,7 +150,7 @@ def as_float32(value: PyTree) -> PyTree:
 @partial(jax.jit, static_argnums=0)
 def _noisy(sampler, key: Key, value: PyTree, scale: Scalar) -> PyTree:
     """Adds noise to each leaf of value: `scale`, rounded up, times sampler's draws."""
-    # `sampler(key, shape, dtype, sharding)` draws noise of scale 1, as in `_samplers`.
+    # `sampler(key, shape, dtype, sharding)`, of `gaussian` or `laplace`, has scale 1.
     value = jax.tree.map(jnp.asarray, value)
     is_unrounded = isinstance(value, Unrounded)
     wide = as_float32(value.high if is_unrounded else value)
@@ -290,7 +290,7 @@ def _like_value(scale, value):
 @partial(jax.jit, static_argnums=0)
 def _noisy_smooth(sampler, key, value, scale, sigma):
     """Adds noise to each leaf of value: its scale, rounded up, times sampler draws."""
-    # `sampler(key, sigma, shape, dtype, sharding)` draws noise of scale 1.
+    # `sampler(key, sigma, shape, dtype, sharding)` draws noise of scale 1, shape sigma.
     value = jax.tree.map(jnp.asarray, value)
     wide = as_float32(value)
 

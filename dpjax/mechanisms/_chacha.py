@@ -85,7 +85,7 @@ def _fold_in(key: jax.Array, data: int) -> jax.Array:
 
 
 def _random_bits(key: jax.Array, width: int, shape: tuple[int, ...]) -> jax.Array:
-    """Returns unsigned integers of `width` random bits each, from the key's stream."""
+    """Returns unsigned integers of `width` bits, as `jax.random.bits` needs them."""
     size = math.prod(shape)
     words = _stream(key, -(-size * width // 32), _BITS)
     dtype = jnp.dtype(f"uint{width}")

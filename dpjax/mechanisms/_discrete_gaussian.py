@@ -67,7 +67,7 @@ def discrete_gaussian(
 
 
 def _accepted(count: int, stddev: int, random_bytes: RandomBytes) -> np.ndarray:
-    """Returns discrete Gaussian integers: about 4 in 10 of `count` proposals."""
+    """Returns a vector of discrete Gaussians: about 4 in 10 of `count` proposals."""
     # Algorithm 2: |y| of the discrete Laplace distribution of scale t is u + t v.
     scale = stddev + 1
     u = _words(count, random_bytes) >> (64 - scale.bit_length())
@@ -90,7 +90,7 @@ def _accepted(count: int, stddev: int, random_bytes: RandomBytes) -> np.ndarray:
 
 def _bernoulli_exp(numerators, denominator, random_bytes, *, squared=False):
     """Draws booleans, true with probability exp(-r), or exp(-r^2/2) if squared."""
-    # r = numerators / denominator, of integers. Probabilities are exact.
+    # r = numerators (n,) / denominator, integers. The rejection needs exact draws.
     ratio = numerators / denominator
     probability = np.exp(-(ratio**2) / 2 if squared else -ratio)
     words = _words(numerators.size, random_bytes) >> 11
@@ -108,7 +108,7 @@ def _is_below_exp(
 ) -> bool:
     """Returns whether a uniform number that begins with `word` is below exp(-exponent).
 
-    `word` has the first num_bits bits. More are drawn until the answer is certain.
+    `word` has num_bits bits. More are drawn until the answer is certain: it is exact.
     """
     while True:
         # 22 digits beyond those of the word: an exponent below 2^22 and the two

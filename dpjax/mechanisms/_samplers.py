@@ -46,7 +46,7 @@ def like(sampler: Callable[..., jax.Array], key: Key, tree: PyTree) -> PyTree:
 
 
 def _together(sampler, key: Key, leaves: list[jax.Array]) -> list[jax.Array]:
-    """Returns noise in the shapes of leaves, drawn as slices of one vector."""
+    """Returns noise in the shapes of leaves: slices of one draw, compiled once."""
     if len(leaves) == 1:
         (leaf,) = leaves
         return [sampler(key, leaf.shape, leaf.dtype, jax.typeof(leaf).sharding)]
@@ -83,7 +83,7 @@ def laplace(key: Key, *kind: Any) -> jax.Array:
 
 
 def spherical_laplace(key: Key, *kind: Any) -> jax.Array:
-    """Draws one array of density exp(-||x||_2), up to a constant."""
+    """Draws an array of density exp(-||x||_2), up to a constant, as l2 noise."""
     # `kind` is a shape, a dtype, and a sharding or None. The array's l2 norm is
     # distributed as a sum of d exponentials; its direction is uniform.
     length_key, direction_key = jax.random.split(key)
@@ -128,8 +128,8 @@ def _from_tail(quantile, key: Key, shape, dtype, out_sharding=None) -> jax.Array
     """Draws quantile(p, is_lower), where a fair bit chooses the lower or upper half.
 
     p, uniform on (0, 1/2], is the mass beyond the value: below it in the lower half,
-    above it in the upper half. It is (k + v) / 2^32, k uniform on 31 bits and v on 32.
-    Each bit depends only on the key and its index, so sharding changes no draw.
+    above it in the upper half. It is (k + v) / 2^32, k uniform on 31 bits and v on 32,
+    for full tails. A bit depends on the key and its index: sharding changes no draw.
     """
     word, more = _words(key, shape, out_sharding)
     v = more.astype(dtype) * 2.0**-32 + 2.0**-33

@@ -43,8 +43,8 @@ def signed(public_key: bytes, identity: bytes, party: int, num_parties: int) -> 
 
 def opened(message: bytes, party: int, num_parties: int) -> tuple[bytes, str | None]:
     """Returns the public key in a signed message, and its signer's fingerprint."""
-    # The message is from `signed`. The fingerprint is None if the signature is invalid
-    # for this party's number and the number of parties.
+    # `SecureSum` compares the fingerprint: None if the signature, from `signed`, is
+    # invalid for this party's number and the number of parties.
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
@@ -69,7 +69,7 @@ def check_fingerprints(fingerprints: Sequence[str], num_parties: int) -> None:
 
 
 def _signing_key(identity: bytes):
-    """Returns the Ed25519 key of 32 secret bytes, which no error message shows."""
+    """Returns the Ed25519 key that signs, from 32 secret bytes; no error shows them."""
     try:
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     except ImportError as error:

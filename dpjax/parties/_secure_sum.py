@@ -325,7 +325,7 @@ class Grid:
     bound: float  # values are clipped to [-bound, bound]
 
     def __post_init__(self) -> None:
-        """Raises `ValueError` unless bound is at most 2^52 steps of a power of two."""
+        """Raises `ValueError` unless 2^k = step > 0 and 0 < bound <= 2^52 steps."""
         _validate.positive(step=self.step, bound=self.bound)
         is_power = math.frexp(self.step)[0] == 0.5
         _validate.require(is_power, "step", self.step, "a power of two")

@@ -320,7 +320,7 @@ class Runs:
 
     def guarantees(self, key: Key) -> list[PrivacyGuarantee]:
         """Returns the guarantee of a run with each candidate; runs are only traced."""
-        # Candidates in rows of arrays share one guarantee: the list then has one entry.
+        # So a search's cost is known before it. Rows of arrays share one entry.
         results = []
         for i, (run, inputs) in enumerate(self.traced()):
             try:
@@ -358,8 +358,8 @@ class Runs:
         return jax.tree.unflatten(treedef, map(jnp.asarray, progress.leaves))
 
     def made(self, key: Key, turns: range) -> Iterator[tuple[int, Solution, float]]:
-        """Makes some runs; yields the candidate's index, solution and score of each."""
-        # `turns` number runs, from 1: key and turn determine the candidate of a run.
+        """Makes the runs of `turns`; yields candidate's index, solution and score."""
+        # Turns number runs, from 1: key and turn determine the candidate of a run.
 
         def run(turn: int) -> tuple[int, Solution, float]:
             index, run_key = _draw(self.size, key, turn)
@@ -388,9 +388,9 @@ def _search(
 ) -> Progress:
     """Trains a number of candidates drawn from `law`; returns the best run by score.
 
-    `Progress` also counts the runs. `num_parallel` runs are computed at a time. Each
-    run must cost at most the guarantee `known`, unless None. `store` is the checkpoint
-    from which a search continues, if any.
+    `Progress` also counts the runs. `num_parallel` runs are computed at a time. `known`
+    is the guarantee of every run that the caller states, and is compared with that of
+    each; None: tracing gave it. A search continues from its checkpoint `store`, if any.
     """
     if store is not None and store.step is not None:
         progress = Progress.of(store.latest())
