@@ -158,7 +158,8 @@ def _choose(static, numbers, data, candidates) -> jax.Array:
 
     def among(replicated: PyTree, candidates: jax.Array) -> tuple[jax.Array, tuple[()]]:
         """Returns the candidate that is chosen among those of all devices, and ()."""
-        # `candidates` are this device's; `by_device` expects a second, sharded result.
+        # `replicated` has `numbers` and blocks of records, `candidates` (N, d) are this
+        # device's; `by_device` expects a second, sharded result.
         (key, _, epsilon), blocks = replicated
         num_candidates = len(candidates)
         num_chunks = -(-num_candidates // size)
@@ -199,7 +200,7 @@ def _arrays(
     features: ArrayLike, targets: ArrayLike, candidates: ArrayLike
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Returns features (n, d), targets (n,) and candidates (N, d), or raises."""
-    # The data become floating point, and float64 if any of the three arrays is.
+    # The data become float64 if any of the three is; candidates must be floats.
     x, y = linear_data(features, targets)
     is_fine, rule = len(x) < _MOST_SAMPLES, "of fewer than 2^24 rows"
     _validate.require(is_fine, "features", x.shape, rule)

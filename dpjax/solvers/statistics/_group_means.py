@@ -86,8 +86,7 @@ def dp_group_means(
         the same structure, so `interval` works (`benchmarks/COVERAGE.md`). They count
         sampling and noise, and for means the bias of shrinking and clipping, as far as
         noise hides which group has it; small groups have wide or infinite errors. Its
-        stats hold noise_multiplier, and count_stddev, the stddev of the noise of a
-        count.
+        stats hold noise_multiplier, and count_stddev, the stddev of a count's noise.
 
     Privacy:
         (epsilon, delta)-DP under replace-one, for every input; a replaced record may
@@ -284,8 +283,7 @@ def _sums(
     values, taken_off = _shrunk(noisy, counts, variances)
 
     last = jnp.where(is_narrow, reach, radii[-1]).astype(z.dtype)
-    # Squares beyond half of the last radius are read from the histogram, for less
-    # noise.
+    # Squares beyond half of the last radius are read from the histogram: less noise.
     radius = jnp.where(is_narrow, 1.0, 0.5) * last
     # Without layers the center is the middle of the bounds, which may be far from the
     # mean: squares are then reduced by the squared mean.
@@ -478,7 +476,8 @@ def _beside(
     start, end = (jnp.broadcast_to(x, lows.shape) for x in (ends[:-1], ends[1:]))
 
     def first(is_before: Callable[..., jax.Array], bounds: jax.Array) -> jax.Array:
-        """Finds, by binary search, each group's first index not before its bound."""
+        """Returns each group's first index not before its bound, by binary search."""
+        # The indices have the shape of `bounds`; is_before(value, bound) is < or <=.
 
         def halve(_: Any, ends: tuple[jax.Array, jax.Array]) -> Any:
             low, high = ends
