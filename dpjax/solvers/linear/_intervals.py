@@ -383,7 +383,7 @@ def released_scores(
     key: Key,  # for the mean and the moments
     multipliers: dict[str, float],  # noise multipliers by release
 ) -> Scores:
-    """Releases the mean and second moments of gradients, for a step and its errors.
+    """Releases mean and second moments of gradients, for a Newton step and its errors.
 
     `samples` are each record's gradients (scores), in a block for weights and one for
     the intercept. Each block is clipped to a noisy bound C, and released in two parts:

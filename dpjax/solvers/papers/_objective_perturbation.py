@@ -290,7 +290,7 @@ def minimize(objective: Objective, rows, convexity, eta, gradient_norm) -> jax.A
         return norm + error <= gradient_norm
 
     def descend(step: _Step) -> _Step:
-        """Returns the next point: that of shortest gradient among nine trial points."""
+        """Returns the point of least gradient of eight Newton and a gradient step."""
         factor = jax.scipy.linalg.cho_factor(hessian(step.params))
         newton = jax.scipy.linalg.cho_solve(factor, step.gradient)
         moves = jnp.concatenate(

@@ -96,7 +96,7 @@ def noisy_size_histogram(
     """Releases noisy counts of magnitudes (n,) in bins of a factor of two.
 
     Several quantiles follow from them. The data end at the first bin that seems empty
-    after the last that stands out; up to `num_skipped` empty bins in a row are skipped.
+    after the last that stands out, but up to `num_skipped` of these are passed over.
     """
     # Of three programs, the long one for noise is compiled once for all n.
     counts, stddevs = _counts(magnitudes, noise_multiplier)

@@ -230,7 +230,7 @@ def observed(
         return Observed(optimizer.init(params), *unseen)
 
     def update(updates, state, params=None, *, noise_stddev=None, **extra_args):
-        """Returns optimizer's updates, and `Observed`: its state and the two norms."""
+        """Returns optimizer's updates, and its state with norms of input and noise."""
         noise, spread = jnp.float32(0.0), noise_stddev if stddev is None else stddev
         if spread is not None:
             # The norm is the root of the sum of all coordinates' variances.
@@ -336,7 +336,8 @@ def _run(execution: Execution, step: OptaxStep, params, data, key, part):
     @jax.checkpoint
     def one_step(carry, index):
         """Returns the carry, and None, after a step on the next batch."""
-        # If it is due, the callback gets the params, the first part of the carry.
+        # The carry has params, the optax state, and the state of the batches. If it is
+        # due, the callback gets the params.
         params, state, batches = carry
         batch, is_padding_example, batches = batches.batching.draw_within(
             batches, data, axis_name=step.batches.axis_name
