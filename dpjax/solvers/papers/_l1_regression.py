@@ -149,7 +149,7 @@ def dp_l1_regression(
 
 @partial(jax.jit, static_argnums=0)
 def _choose(static, numbers, data, candidates) -> jax.Array:
-    """Returns the candidate that permute-and-flip chooses by its score, shape (d,)."""
+    """Returns the candidate (d,) that permute-and-flip chooses by its fit to data."""
     # `static` has a `FixedPoint`, the chunk size, and the mesh axes over which records
     # and candidates are sharded; `numbers` has the key, truncation and epsilon.
     # `on_records` runs on each shard of the records, and `among` on each shard of the

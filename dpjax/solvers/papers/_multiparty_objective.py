@@ -240,7 +240,8 @@ class _Party:
 
     def _direct(self) -> np.ndarray:
         """Returns w with a certified ||grad J(w)|| <= gradient_norm, or NaN."""
-        # Only party 0 calls this; sums of gradients and Hessians come from all.
+        # Only party 0 calls this. Gradients and Hessians of the objective J are sums
+        # over all parties.
         # As in `dp_objective_perturbation`, each round tries Newton steps of several
         # lengths and a gradient step, and keeps the point with the shortest gradient.
         objective, convexity = self.objective, self.convexity

@@ -130,7 +130,7 @@ class Objective(NamedTuple):
         return rows.reshape(-1, size, self.num_features)
 
     def rounding(self, convexity: Any, params_norm: Any, noise_norm: Any) -> Any:
-        """Returns a bound on the l2 error of J's gradient at w, in float64."""
+        """Bounds the l2 norm of the rounding error of J's gradient at w, in float64."""
         # J is the solver's objective; `convexity` is N Lambda, params_norm ||w||, and
         # noise_norm ||eta||. The bound is part of certificates on the gradient's norm.
         # Errors in units of the last place: d ||w|| in a margin, which phi' multiplies
@@ -178,8 +178,8 @@ class Perturbation(NamedTuple):
 
     def least_gradient_norm(self, stddev: float) -> float:
         """Returns the least bound on ||grad J(w)|| that float64 can certify."""
-        # gamma is at least this: eight times the rounding at the largest w that the
-        # `stddev` of eta allows.
+        # gamma is at least this: eight times the rounding at the largest w that eta, of
+        # `stddev`, allows.
         # grad J(w) = 0 bounds ||w||. A norm of eta above noise_norm has probability
         # e^-32, and would use up some of the factor of eight, but no privacy.
         objective = self.objective

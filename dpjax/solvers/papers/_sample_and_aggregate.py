@@ -234,7 +234,7 @@ def _tight_pairs(
 def _fit_vectorized(
     fit_fn: FitFn, subsets: _Subsets, data: PyTree, key: Key
 ) -> jax.Array:
-    """Returns the results of fit_fn for all m subsets as vectors, shape (m, d)."""
+    """Returns fit_fn's results for m subsets, (m, d), a center of which is released."""
 
     def fit(rows: jax.Array) -> jax.Array:
         subset = jax.tree.map(lambda x: jnp.asarray(x)[rows], data)
@@ -246,7 +246,7 @@ def _fit_vectorized(
 def _fit_on_host(
     fit_fn: FitFn, subsets: _Subsets, data: PyTree, key: Key, template: PyTree
 ) -> jax.Array:
-    """Returns the results of fit_fn for all m subsets as vectors, shape (m, d)."""
+    """Returns fit_fn's results for m subsets, (m, d), a center of which is released."""
     # fit_fn is called outside of JAX. Its vector is NaN if it raises an exception, or
     # if its result does not have the shapes of template, a pytree.
     arrays = jax.tree.map(np.asarray, data)

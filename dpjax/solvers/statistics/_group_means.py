@@ -185,8 +185,7 @@ def _means(
     """Releases the mean of each group, (G,), and returns its standard error, (G,).
 
     Samples, within ±reach, are clipped about a median of all groups. `budget` is the
-    noise multiplier of all releases, and the share of their budget that quantiles
-    leave.
+    noise multiplier of all releases, and the share that quantiles leave of it.
     """
     size_key, median_key, length_key, sum_key, square_key = _keys.split(key, 5)
 
@@ -326,8 +325,8 @@ def _shrunk(
     """Returns each group's sum over layers, shrunk toward zero, and the part removed.
 
     `layers` (3, G) are noisy sums of the parts of samples between successive radii,
-    with `variances` (3,); the outer two shrink. The part removed is at worst a bias, in
-    a group unlike the other groups.
+    with `variances` (3,). Shrinking the outer two removes noise. The part removed is at
+    worst a bias, in a group unlike the other groups.
     """
     sizes = jnp.maximum(counts, 1).astype(layers.dtype)
     # Skewed groups share a tail: the total shrinks toward zero, as in one mean, and

@@ -358,7 +358,7 @@ def noisy_counts(
 
 
 def private_edges(key: Key, samples: jax.Array, multiplier: float) -> jax.Array:
-    """Releases edges (21,) of a histogram's bins, around the median of samples (n,).
+    """Releases edges (21,) for `dp_histogram`, around the median of samples (n,).
 
     They are adjacent multiples of 1, 2 or 5 times a power of ten, with a twentieth of
     the samples outside. They cost a tenth of the budget of `multiplier`.

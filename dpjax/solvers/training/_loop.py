@@ -162,7 +162,7 @@ class PrivateStep(OptaxStep):
         return chain(self.mean(self.estimator, self.noise_multiplier, **how), optimizer)
 
     def noise_parameters(self, num_coordinates: int) -> dict[str, Scalar]:
-        """Returns a step's l2_sensitivity and stddev by name, or its rho (zCDP)."""
+        """Returns a step's l2_sensitivity and stddev, or zCDP rho for `TrimmedMean`."""
         return measured(self.estimator).noise_parameters(
             Static.value_of(self.noise_multiplier),
             self.batches.divisor,
