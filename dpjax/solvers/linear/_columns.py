@@ -31,15 +31,15 @@ def on_sample(
     max_records: int | None,  # None: all
     *,
     key: Key,
-    epsilon: float | None,
+    epsilon: float | None,  # must be given if there are more than max_records
     delta: float,
     **by_record: ArrayLike | None,
 ) -> Solution | None:
-    """Returns a fit to a random sample of `max_records`, with a guarantee for all data.
+    """Returns a fit to `max_records` random records, to save time on large tables.
 
-    `fit` takes data, key, epsilon, delta, and `by_record`, arrays (n,) such as weights,
-    by name. If there are no more than `max_records` records, None is returned, so that
-    the caller fits to all. Epsilon must be given, not a noise multiplier.
+    Its guarantee is for all n records: sampling amplifies privacy, so `fit` is called
+    with a larger epsilon, and with data, key, delta and `by_record`, arrays (n,) such
+    as weights. Returns None if n is at most `max_records`: the caller then fits to all.
     """
     num_samples = len(data[1])
     if max_records is not None:
@@ -65,7 +65,7 @@ def on_sample(
 def per_record(
     name: str, values: ArrayLike | None, targets: jax.Array, default: float
 ) -> jax.Array:
-    """Returns one number for each record, (n,): `values`, or the default if None."""
+    """Returns offsets or weights of records, (n,): `values`, or the default if None."""
     # They are checked against the targets (n,), under `name` in error messages.
     if values is None:
         if _validate.is_concrete(targets) and not row_axes(targets, None):
@@ -80,13 +80,13 @@ def per_record(
 
 
 def problem(
-    table: CheckedData,  # the loss and checked data
+    table: CheckedData,  # loss, features, targets, index of the intercept's column
     offsets: ArrayLike | None,  # (n,)
     weights: ArrayLike | None,  # (n,)
     max_weight: Scalar,  # weights are clipped to it
 ) -> tuple[ModelKind, Examples]:
-    """Returns a model's static description, and cleaned records, for `fit_columns`."""
-    # Features lack the intercept's column, except as below for a model of it alone.
+    """Returns the static options of a model, and its records, for `fit_columns`."""
+    # Records are finite, and without the intercept's column, whose index `table` has.
     loss, features, targets, intercept = table
     deleted = intercept
     is_alone = intercept is not None and features.shape[1] == 1
@@ -113,9 +113,9 @@ def problem(
 def cleaned(
     loss: LinearLoss, column: int | None, examples: Examples, max_weight: Scalar
 ) -> Examples:
-    """Returns finite records without the intercept's column, with weights in [0, 1]."""
-    # `column` is its index, or None. Each result depends on one record alone, so that
-    # replacing a record replaces one result.
+    """Returns finite records with weights in [0, 1], as bounds of releases assume."""
+    # `column` is the index of the intercept's column, which is left out, or None. Each
+    # result depends on one record alone: replacing a record replaces one result.
     features = examples.features
     if column is not None:
         features = jnp.delete(features, column, axis=1, assume_unique_indices=True)
@@ -142,11 +142,11 @@ def fit_columns(
     execution: Execution,  # microbatches, callback, checkpoint
     intervals: bool,
 ) -> tuple[jax.Array, dict[str, Any], jax.Array | None, jax.Array | None]:
-    """Releases a linear model's weights, stats, standard errors and correlations.
+    """Releases weights, stats, standard errors and correlations for a `Solution`.
 
-    Weights and errors (num_columns,), or (num_columns, K) for K outputs, and the
-    correlations of the weights (num_columns, num_columns) are in the user's order of
-    columns. Without `intervals` errors and correlations are None.
+    Weights and errors have shape (d,), or (d, K) for K outputs, and correlations of the
+    errors (d, d), in the user's order of the d columns. Stats are released numbers by
+    name. Without `intervals` errors and correlations are None.
     """
     release = {"key": key, "noise_multiplier": noise_multiplier, "execution": execution}
     columns = examples.features
@@ -176,9 +176,9 @@ def _by_column(
     indices: jax.Array,  # columns of the weights, in order
     params: dict[str, jax.Array],  # weights, and perhaps an intercept
 ) -> jax.Array:
-    """Returns weights in the user's order of columns, from a fit's params."""
+    """Returns a fit's weights, or their errors, in the user's order of columns."""
     # Shape (num_columns,) or (num_columns, K); zero for columns that were not selected.
-    # The intercept goes to its column.
+    # The intercept, which a fit computes apart, goes to its column.
     weights = params["weights"]
     full = jnp.zeros((num_columns, *weights.shape[1:]), weights.dtype)
     full = full.at[indices].set(weights)

@@ -39,11 +39,11 @@ _NON_NEGATIVE = SetClipping(math.sqrt(2), 1.0)
 def best_constant(
     kind: ModelKind, records: Records, keys: tuple[Key, ...], multipliers: Shares
 ) -> tuple[jax.Array, Scalar, dict[str, jax.Array]]:  # constant, bound, stats
-    """Releases the best constant, () or (K,), a bound of the targets, and stats.
+    """Releases the best prediction without features, a bound of targets, and stats.
 
-    The constant is the best prediction without features; steps start there. It is zero
-    without an intercept, and for robust losses too, because their targets are already
-    centered at a median. The two keys are for the bound and a mean.
+    Steps start at this constant, () or (K,), on the scale of the loss's link. It is
+    zero without an intercept, and for robust losses, whose targets are centered at a
+    median. The keys are for the bound and a mean; `multipliers` has each one's noise.
 
     Privacy:
         Under replace-one as two Gaussian mechanisms, with the multipliers `target_size`
@@ -77,17 +77,16 @@ def best_constant(
 def _mean(
     kind: ModelKind, examples: Examples, quantile: jax.Array | None, multiplier: Scalar
 ) -> tuple[Unrounded, jax.Array, jax.Array]:  # mean, stddevs, bound
-    """Returns the mean for the best constant before noise, stddevs, and a bound.
+    """Returns the mean for `best_constant` before noise, the noise's stddevs, a bound.
 
-    It is the mean of clipped targets and weights, or of weighted class indicators. It
-    and the noise's stddevs are padded with zeros. Targets are clipped to the bound:
-    twice their released quantile, or 1 for labels, which need no quantile.
+    It averages pairs of clipped target and weight, or weighted class indicators. Mean
+    and stddevs are padded with zeros for the Gaussian release. Targets are clipped to
+    the bound: twice their released `quantile`, or 1 for labels, where it is None.
     """
     size = jnp.ones((), examples.features.dtype)
     if quantile is not None:
         size = _BEYOND_TARGETS * quantile
-    # Targets and weights are averaged together, because a record without a target has
-    # no weight.
+    # Targets and weights are averaged together: a record without target has no weight.
     samples, estimator = _samples(kind, examples, size)
     return *mean_and_stddevs(estimator, samples, multiplier, kind.axis_name), size
 
@@ -98,7 +97,7 @@ def _constant(
 ) -> tuple[jax.Array, jax.Array]:  # constant, mean weight
     """Returns the best prediction without features, and the mean weight in [0, 1]."""
     # The prediction, () or (K,) for K classes, is on the scale of the loss's link.
-    # `noisy` is the mean of `_mean` with noise, and `size` is the bound of the targets.
+    # `noisy` is the mean of `_mean` with noise of `stddevs`; `size` bounds the targets.
     classes = kind.loss.num_outputs
     total = jnp.sum(noisy[:classes]) if classes > 1 else noisy[1]
     # Noise near a divisor of zero could make the ratio large. It must not say that a
@@ -120,10 +119,10 @@ def _constant(
 def _samples(
     kind: ModelKind, examples: Examples, size: Scalar
 ) -> tuple[jax.Array, Estimator]:
-    """Returns vectors (n, k) to average for the best constant, and the estimator.
+    """Returns vectors (n, k) whose mean gives the best constant, and its estimator.
 
-    They are pairs of weight · clipped target / `size`, up to a constant, and weight (·
-    exposure), or weighted indicators of K classes. The estimator has their sensitivity.
+    They are pairs (c · weight · clipped target / `size`, weight · exposure) for a fixed
+    c, or weighted indicators of K classes. The estimator states their sensitivity.
     """
     targets, weights = examples.targets, examples.weights
     if kind.loss.num_outputs > 1:

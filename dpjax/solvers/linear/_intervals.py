@@ -62,8 +62,7 @@ _MANY_RECORDS, _MANY_FEATURES = 6_000, 10
 _FLOORS = (1.0, 0.0)
 # The noise hides eigenvalues below this multiple of the edge of its spectrum.
 _CLEAR = 2.0
-# Squared loadings on hidden directions count as zero below this multiple of their
-# noise.
+# Squared hidden loadings count as zero below this multiple of their noise.
 _NO_LOADING = 9.0
 # All intervals are infinite if a noisy bound would clip a larger share, or if there are
 # fewer records: the mean of 2,000 skewed records is not yet normal.
@@ -129,16 +128,17 @@ def fit_with_errors(
 ) -> tuple[Params, Params, jax.Array, dict[str, Any]]:
     """Releases weights and intercept, their standard errors, correlations, and stats.
 
-    The errors' correlations have the weights before the intercept.
+    Confidence intervals follow from these. Correlations (k, k) are of the errors, with
+    the weights before the intercept.
 
     1. A bound of row norms, and second moments of rows, give coordinates z. If features
        are correlated, noise hides fewer directions of the Hessian H in z.
     2. A fit in z is the first estimate.
     3. H is the second moments of rows times the root of the loss's second derivative,
-       clipped to a bound. Directions of curvature below twice the noise's
-       largest eigenvalue are hidden: they are left out.
-    4. Scores in the other directions, in which H is the identity, and the score of the
-       intercept get bounds, with noisy counts of scores near and above them.
+       clipped. Directions of curvature below twice the noise's largest eigenvalue are
+       hidden: they are left out.
+    4. Scores (records' gradients) in the other directions, in which H is the identity,
+       and for the intercept get bounds, with noisy counts of scores near and above.
     5. The mean of clipped scores is corrected by an estimate of the bias of clipping; S
        is the second moments of the corrected scores.
 
@@ -229,9 +229,9 @@ def _linearized(
 ) -> tuple[Params, jax.Array, jax.Array]:  # params, rows (n, k), slopes (n,)
     """Returns params over `unit`, and rows and slopes for a Newton step from there.
 
-    The rows' second moments are H, the Hessian of the mean loss in units of the loss's
-    largest second derivative. Slopes are the loss's derivatives times the weights. The
-    unit is the residuals' scale with a Huber loss, else 1.
+    Rows are features, and 1 for an intercept, times the root of the weighted second
+    derivative over its bound: their second moments are the Hessian in this unit. Slopes
+    are weighted derivatives. `unit` is the residuals' scale with a Huber loss, else 1.
     """
     z, targets, offsets, weights = examples
     params = {name: x / unit for name, x in params.items()}
@@ -251,8 +251,8 @@ def _curvatures(has_intercept: bool, moments: jax.Array, stddev: Scalar) -> Curv
     """Returns eigenvectors of the Hessian, scaled so that it is the identity in them.
 
     `moments` (k, k) are the released Hessian, with noise of `stddev` on the diagonal.
-    Eigenvectors with eigenvalues that may be noise are zeros, and are in the matrix
-    `hidden` instead. The last column is for the intercept of centered rows, if any.
+    A Newton step leaves out eigenvectors with eigenvalues that may be noise: they are
+    zeros, and in `hidden` instead. The last column is for an intercept, rows centered.
     """
     size = len(moments)
     stddev = jnp.asarray(stddev, moments.dtype)
@@ -284,9 +284,9 @@ def _with_level(inner: jax.Array, row: jax.Array, corner: Scalar) -> jax.Array:
 def _directions(
     moments: jax.Array, least: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:  # each (k, k), and a scalar
-    """Returns eigenvectors v with v^T moments v = 1, hidden vectors, and a count."""
-    # Eigenvectors with eigenvalues up to `least`, which may be noise, are hidden: they
-    # are columns of norm 1 of the second matrix, and zeros in the first.
+    """Returns eigenvectors v with v^T moments v = 1, hidden ones, and their number."""
+    # `_curvatures` uses them. Eigenvectors with eigenvalues up to `least`, which may be
+    # noise, are hidden: columns of norm 1 of the second matrix, zeros in the first.
     values, vectors = jnp.linalg.eigh(moments)
     is_clear = values > least
     scale = jnp.where(is_clear, jnp.sqrt(1 / jnp.maximum(values, least)), 0.0)
@@ -320,8 +320,8 @@ def _newton_step(
 ) -> tuple[Params, Params, jax.Array]:  # params, errors, correlations
     """Returns params after a Newton step, standard errors and correlations (k, k).
 
-    All come from released numbers. The covariance is that of the step, by sampling and
-    all noise; params that depend on directions hidden by noise have infinite errors.
+    They are in the units of the features, from released numbers. Errors count sampling
+    and all noise, and are infinite for params that depend on hidden directions.
     """
     root, hidden, num_hidden, noise = curvatures
     units = scores.units / kind.loss.curvature_bound
@@ -383,10 +383,10 @@ def released_scores(
     key: Key,  # for the mean and the moments
     multipliers: dict[str, float],  # noise multipliers by release
 ) -> Scores:
-    """Releases the mean of scores, corrected for clipping, and their second moments.
+    """Releases mean and second moments of gradients, for a Newton step and its errors.
 
-    Scores are each record's gradients, in a block for weights and one for the
-    intercept. Each block is clipped to a noisy bound C, and released in two parts:
+    `samples` are each record's gradients (scores), in a block for weights and one for
+    the intercept. Each block is clipped to a noisy bound C, and released in two parts:
     clipped to C / 2, and the remainder. With a Pareto tail from C / 2 on, clipping to C
     removes rho times the second part. Two noisy counts give rho, which corrects the
     mean, with an error that adds to the standard errors.
@@ -454,10 +454,11 @@ def _corrected(
     excess: dict[str, Excess],  # how much norms exceed the bounds
     halves: Params,  # half of the bounds
 ) -> tuple[jax.Array, Scores]:  # rows, scores
-    """Returns gradients (n, k) scaled to norms up to 1, and `Scores`: their mean.
+    """Returns rows for second moments, and `Scores` with the corrected mean gradient.
 
-    The released mean is corrected for clipping by `excess`. Its stddev is over that of
-    the parts' noise; `Scores.moments` are zeros until the caller releases them.
+    Rows (n, k) are gradients, corrected for clipping by `excess` like the mean, and
+    scaled to norms up to 1. `stddev` is in units of the stddev of the parts' noise, and
+    `moments` are zeros, until the caller sets both.
     """
     means, noises, biases, units, rows = [], [], [], [], []
     is_heavy = jnp.zeros((), bool)

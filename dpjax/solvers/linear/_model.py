@@ -204,7 +204,7 @@ def checked(
     intervals: bool,
     max_features: int | None = None,  # to choose; None: all
 ) -> CheckedData:
-    """Returns the named loss, and features (n, d) and targets (n,) as floats.
+    """Returns the loss, features and targets as floats, and the intercept's column.
 
     Raises an error for losses that are not convex, for shapes that do not fit, and for
     options that exclude each other, before anything is released.
@@ -246,7 +246,7 @@ def noise_of(
     num_samples: int,
     is_choosing: bool = False,  # features, by the exponential mechanism
 ) -> tuple[float, PrivacyGuarantee]:  # multiplier, guarantee
-    """Returns the noise multiplier and the guarantee of all releases together."""
+    """Returns the noise multiplier and the guarantee of all releases of a model."""
     # With a choice of features they are composed as zCDP, else as one Gaussian.
     if is_choosing:  # by the exponential mechanism: zCDP
         rho = 0.5 / (multiplier or 1) ** 2
@@ -331,18 +331,18 @@ def _choose(
     kind: ModelKind,  # the static description of the model
     num_chosen: int,
     examples: Examples,  # features, targets, offsets, weights
-    predictions: jax.Array,  # where slopes, derivatives of the loss, are computed
+    predictions: jax.Array,  # at which slopes, derivatives of the loss, are computed
     chosen: jax.Array | None,  # features of the first round, not to choose again
     key: Key,
     *,
-    size_multiplier: Scalar,  # of the bound of products
+    size_multiplier: Scalar,  # noise multiplier of the bound of products
     rho: Scalar,  # zCDP of the choices
 ) -> jax.Array:
     """Releases the ascending indices of the features with the largest mean products.
 
-    A product is a feature times the loss's slope. A record moves a mean product by at
-    most D; for k choices Gumbel noise has the scale D sqrt(k / (2 rho)):
-    `docs/privacy/proofs/linear.md`, 8.6.
+    A product is a feature times the loss's slope: the gradient of the feature's weight.
+    A record moves the mean by at most D; for k choices Gumbel noise has the scale
+    D sqrt(k / (2 rho)): `docs/privacy/proofs/linear.md`, 8.6.
     """
     loss = kind.loss
     features, targets, offsets, weights = examples

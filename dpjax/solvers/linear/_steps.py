@@ -55,9 +55,9 @@ class BlockClipping(Estimator):
 
     def influence(self, sample: PyTree) -> PyTree:
         """Returns a sample's clipped leaves over clip norms, times roots of shares."""
-        # All leaves together have norm 1 at most; equal noise gives each its share.
-        # A leaf may exceed its norm by the rounding of clip_to_norm and of two
-        # products.
+        # A sample is an example's gradient. All leaves together have norm 1 at most, so
+        # equal noise gives each its share. A leaf may exceed its norm by the rounding
+        # of clip_to_norm and of two products.
         return {
             name: clip_to_norm(sample[name], self.l2_clip_norms[name])
             / like(self.l2_clip_norms[name], sample[name])
@@ -90,12 +90,12 @@ class DistanceOverGradientsStep(OptaxStep):
     first_distance: Scalar  # at the first step, in clip norms of the weights
 
     def optimizer(self, params: PyTree) -> optax.GradientTransformation:
-        """Returns the optax chain: noisy mean gradient, steps, averaged iterates."""
+        """Returns the optax chain that maps per-example gradients to a noisy step."""
+        # Leaves of params have a step size each. The state has the averaged iterates.
         names = {name: name for name in params}
         distance = self.first_distance * self.estimator.l2_clip_norms["weights"]
         if cast(ExampleLoss, self.loss_fn).loss.has_log_link:
-            # The distance is one of logarithms, but the clip norm is in units of the
-            # targets.
+            # The distance is one of logarithms, the clip norm in units of the targets.
             distance = jnp.minimum(distance, _MOST_LOGS * self.first_distance)
         # Gradients are in units of their noise: any of them is above 1e-30.
         steps = {

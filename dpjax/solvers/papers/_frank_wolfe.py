@@ -270,8 +270,8 @@ def choose_vertices(
     learning_rate: optax.ScalarOrSchedule | None = None,
 ) -> tuple[PyTree, dict[str, Scalar]]:
     """Returns the last iterate of Frank-Wolfe with private choices, and its stats."""
-    # It serves both solvers; `dp_frank_wolfe` explains the stats, and `choices` has the
-    # mechanism and the epsilon of one choice.
+    # It serves `dp_lasso` and `dp_frank_wolfe`, which explains the stats. `choices` has
+    # the mechanism and the epsilon of one choice.
     # epsilon must be finite in float32; a larger one gets more noise than it needs.
     epsilon = min(choices.epsilon, LARGEST)
     rate = Static(learning_rate) if callable(learning_rate) else learning_rate
@@ -303,7 +303,7 @@ def choose_vertices(
 def checked_num_steps(
     num_steps: int | None, num_samples: int, epsilon: float, power: float
 ) -> int:
-    """Returns the number of steps T in [1, n]; for None floor((n epsilon)^power)."""
+    """Returns a run's number of steps in [1, n]; for None floor((n epsilon)^power)."""
     if num_steps is None:
         return min(num_samples, max(1, math.floor((num_samples * epsilon) ** power)))
     _validate.count(num_steps=num_steps)

@@ -390,9 +390,10 @@ def _static(learning_rate: Any) -> Any:
 def _run(
     step: PrivateStep, params: PyTree, data: PyTree, key: Key, execution: Execution
 ) -> tuple[PyTree, dict[str, Scalar]]:
-    """Takes the steps of a descent; returns the last or averaged params, and stats.
+    """Makes the steps of a descent from params, with noise if `step` has a multiplier.
 
-    `step.batches` has the number of steps and the divisor of a batch, which are stats.
+    Returns the last params, or the iterates' mean if `averaging`, and as stats of the
+    `Solution` num_steps and batch_size, by which a batch's sum is divided.
     """
     params, state = iterate(step, params, data, key=key, execution=execution)
     batches = step.batches
@@ -426,8 +427,8 @@ def _grad(loss_fn: LossFn, params: PyTree, record: PyTree) -> PyTree:
 
 def _programs(method: _Method, params, data, estimator, step_size) -> dict[str, Any]:
     """Returns by name the settings that parties compare by `SecureSum.agree`."""
-    # Functions are traced, and compared as text. Of the data, only a record's shapes
-    # and dtypes are compared. step_size is None if there is a schedule.
+    # All parties must make the same steps. Functions are traced, and compared as text;
+    # of the data, a record's shapes and dtypes. step_size is None with a schedule.
     start, record = jax.eval_shape(
         lambda params, data: (params, jax.tree.map(lambda x: x[0], data)), params, data
     )
@@ -454,7 +455,7 @@ def _mean_grad(
 def _descend(
     method: _Method, parties, mean_fn, params, step_size, num_steps, execution
 ):
-    """Returns the params after all steps: the last iterate, or the mean of iterates.
+    """Returns a party's params after all steps: the last iterate, or a mean of all.
 
     In each step this party adds its noise to its number of records times its robust
     mean gradient `mean_fn(params)`, and all parties move along the secure sum of these

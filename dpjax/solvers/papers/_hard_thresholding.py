@@ -152,7 +152,7 @@ def dp_sparse_linear_regression(
         sparsity: s, the number of nonzero weights.
         threshold: K, as in `dp_lasso`.
         learning_rate: eta; by default 2/3 of the inverse mean square of the clipped
-            features, for 2 per cent of the budget; pass less for correlated features.
+            features, for 2 percent of the budget; pass less for correlated features.
         num_steps: T; by default the best trade-off of noise and convergence, at most
             floor(log n): a single step, unless n epsilon is large for s.
         fourth_moment_bound: a public bound on E x_j^4 and E y^4, as in `dp_lasso`.
@@ -242,7 +242,7 @@ class Peeling(NamedTuple):
 
     def stats(self, num_samples: int, num_steps: int, sensitivity: Scalar) -> dict:
         """Returns the stats of a solver's run by name: sizes, sensitivity, noise."""
-        # `sensitivity` is the linf sensitivity of eta g in the last step.
+        # A step uses n / T records. `sensitivity` is that of eta g in the linf norm.
         rounds = 1.0 if self.noise == "gumbel" else 2.5
         scale = sensitivity * math.sqrt(rounds * self.sparsity / self.rho)
         return {
@@ -350,7 +350,7 @@ class _Design(NamedTuple):
         spread = 1 + 2 * math.log(self.num_features / self.sparsity)
 
         def squared_error(num_steps: int) -> float:
-            """Returns the modeled squared l2 error of the weights after all steps."""
+            """Returns the modeled squared l2 error after all steps, to minimize."""
             batch_size = max(1, self.num_samples // num_steps)
             sensitivity = 2 * rate * self.best_threshold(num_steps) ** 2 / batch_size
             noise = sensitivity * math.sqrt(self.sparsity / self.rho)

@@ -149,7 +149,7 @@ def dp_l1_regression(
 
 @partial(jax.jit, static_argnums=0)
 def _choose(static, numbers, data, candidates) -> jax.Array:
-    """Returns the candidate that permute-and-flip chooses by its score, shape (d,)."""
+    """Returns the candidate (d,) that permute-and-flip chooses by its fit to data."""
     # `static` has a `FixedPoint`, the chunk size, and the mesh axes over which records
     # and candidates are sharded; `numbers` has the key, truncation and epsilon.
     # `on_records` runs on each shard of the records, and `among` on each shard of the
@@ -158,7 +158,8 @@ def _choose(static, numbers, data, candidates) -> jax.Array:
 
     def among(replicated: PyTree, candidates: jax.Array) -> tuple[jax.Array, tuple[()]]:
         """Returns the candidate that is chosen among those of all devices, and ()."""
-        # `candidates` are this device's; `by_device` expects a second, sharded result.
+        # `replicated` has `numbers` and blocks of records, `candidates` (N, d) are this
+        # device's; `by_device` expects a second, sharded result.
         (key, _, epsilon), blocks = replicated
         num_candidates = len(candidates)
         num_chunks = -(-num_candidates // size)
@@ -199,7 +200,7 @@ def _arrays(
     features: ArrayLike, targets: ArrayLike, candidates: ArrayLike
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Returns features (n, d), targets (n,) and candidates (N, d), or raises."""
-    # The data become floating point, and float64 if any of the three arrays is.
+    # The data become float64 if any of the three is; candidates must be floats.
     x, y = linear_data(features, targets)
     is_fine, rule = len(x) < _MOST_SAMPLES, "of fewer than 2^24 rows"
     _validate.require(is_fine, "features", x.shape, rule)

@@ -194,7 +194,7 @@ class Theory(NamedTuple):
     def of(
         cls, epsilon, delta, moment_bound, moment_order, diameter, dimension
     ) -> "Theory":
-        """Returns the theorem's assumptions for a solver's arguments, or raises."""
+        """Returns G, k, R, d and kappa, from which the settings of phases follow."""
         # moment_bound is G^k, `diameter` 2 R, and `dimension` the number of parameters.
         _validate.positive(moment_bound=moment_bound, moment_order=moment_order)
         _validate.within(1e-20, 1e30, diameter=diameter)

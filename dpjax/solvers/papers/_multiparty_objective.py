@@ -162,9 +162,9 @@ def _with_noise(
 ) -> tuple[np.ndarray, float]:
     """Returns the released params, and the stddev of their noise that stays secret.
 
-    Party 0's params are the computed minimizer, or NaN, which is then released. The
-    noise hides how far they are from the exact minimizer. all_noise is the stddev of
-    all parties' noise in the objective, and `budget` has the run's epsilon and delta.
+    Party 0's params are the computed minimizer of plan.objective, or NaN, which is then
+    released. Noise hides how far they are from the exact minimizer. all_noise is the
+    stddev of all noise in the objective; `budget` has the run's epsilon and delta.
     """
     (objective, convexity), num_shares = plan[:2], secure_sum.num_secret_shares
     num_samples, num_features = objective.num_samples, objective.num_features
@@ -202,8 +202,8 @@ class _Party:
 
     def __init__(self, secure_sum: SecureSum, plan, gradient_norm, num_records) -> None:
         """Computes the party's share of the noise, and the grids of the secure sums."""
-        # `plan` is a `Perturbation`, gradient_norm the bound that the minimizer must
-        # meet, and num_records has each party's number of records.
+        # `plan` has the objective and its noise, gradient_norm is the bound that the
+        # minimizer must meet, and num_records has each party's number of records.
         self.secure_sum, self.gradient_norm = secure_sum, gradient_norm
         self.objective, self.convexity = plan.objective, plan.convexity
         self.share_stddev = plan.stddev / math.sqrt(secure_sum.num_secret_shares)
@@ -240,7 +240,8 @@ class _Party:
 
     def _direct(self) -> np.ndarray:
         """Returns w with a certified ||grad J(w)|| <= gradient_norm, or NaN."""
-        # Only party 0 calls this; sums of gradients and Hessians come from all.
+        # Only party 0 calls this. Gradients and Hessians of the objective J are sums
+        # over all parties.
         # As in `dp_objective_perturbation`, each round tries Newton steps of several
         # lengths and a gradient step, and keeps the point with the shortest gradient.
         objective, convexity = self.objective, self.convexity
@@ -298,7 +299,7 @@ class _Party:
         return words[0], words[1:].reshape(len(_LENGTHS) + 1, -1)
 
     def _add(self, kind: float, points: np.ndarray) -> np.ndarray:
-        """Returns the sum of all parties' gradients or Hessians, in steps of a grid."""
+        """Returns all parties' sum of gradients or Hessians, in integer grid steps."""
         # `kind` says which of the two is computed at points; only gradients have noise.
         loss = self.objective.loss
         if kind == _GRADIENTS:

@@ -130,7 +130,7 @@ class Objective(NamedTuple):
         return rows.reshape(-1, size, self.num_features)
 
     def rounding(self, convexity: Any, params_norm: Any, noise_norm: Any) -> Any:
-        """Returns a bound on the l2 error of J's gradient at w, in float64."""
+        """Bounds the l2 norm of the rounding error of J's gradient at w, in float64."""
         # J is the solver's objective; `convexity` is N Lambda, params_norm ||w||, and
         # noise_norm ||eta||. The bound is part of certificates on the gradient's norm.
         # Errors in units of the last place: d ||w|| in a margin, which phi' multiplies
@@ -178,7 +178,8 @@ class Perturbation(NamedTuple):
 
     def least_gradient_norm(self, stddev: float) -> float:
         """Returns the least bound on ||grad J(w)|| that float64 can certify."""
-        # It is eight times the rounding at the largest w that eta's stddev allows.
+        # gamma is at least this: eight times the rounding at the largest w that eta, of
+        # `stddev`, allows.
         # grad J(w) = 0 bounds ||w||. A norm of eta above noise_norm has probability
         # e^-32, and would use up some of the factor of eight, but no privacy.
         objective = self.objective
@@ -226,7 +227,7 @@ def released_dtype(features: jax.Array) -> np.dtype:
 
 
 def signed_rows(features: jax.Array, labels: jax.Array) -> jax.Array:
-    """Returns y_i x_i in float64, shape (n, d), with rows clipped to norm 1."""
+    """Returns y_i x_i in float64, shape (n, d), for margins, with rows of norm <= 1."""
     # y_i is 1 for a label above zero, -1 for another number, and 0 for NaN, so that its
     # record only adds a constant to the objective. NaN in features counts as zero.
     # An infinity dominates the direction of its row. It becomes 1e300, because the
@@ -289,7 +290,7 @@ def minimize(objective: Objective, rows, convexity, eta, gradient_norm) -> jax.A
         return norm + error <= gradient_norm
 
     def descend(step: _Step) -> _Step:
-        """Returns the next point: that of shortest gradient among nine trial points."""
+        """Returns the point of least gradient of eight Newton and a gradient step."""
         factor = jax.scipy.linalg.cho_factor(hessian(step.params))
         newton = jax.scipy.linalg.cho_solve(factor, step.gradient)
         moves = jnp.concatenate(
@@ -315,7 +316,8 @@ def minimize(objective: Objective, rows, convexity, eta, gradient_norm) -> jax.A
 @partial(jax.jit, static_argnums=(0, 1))
 def _release(objective: Objective, dtype, features, labels, key, numbers) -> jax.Array:
     """Returns the minimizer with output noise, shape (d,), which may be published."""
-    # `numbers` are N Lambda, the stddev of eta, gamma, and output_stddev.
+    # `numbers` are N Lambda, the stddev of the noise in J, the bound gamma on the norm
+    # of J's gradient, and output_stddev.
     convexity, stddev, gradient_norm, output_stddev = numbers
     objective_key, output_key = jax.random.split(key)
     zeros = jnp.zeros(objective.num_features, jnp.float64)

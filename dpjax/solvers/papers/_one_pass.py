@@ -245,8 +245,7 @@ def _release(static, key, data, center, numbers, scalars):
 def _one_pass(loss, rows, center, start, radius, clipped, rate) -> jax.Array:
     """Returns the mean of a phase's iterates, relative to the center, shape (d,)."""
     # Each record makes a projected step with its clipped gradient. `rows` are features
-    # and targets, `start` is the first iterate, `clipped` the clip norm, `rate` the
-    # step size.
+    # and targets, `start` the first iterate, `clipped` the clip norm, `rate` eta.
 
     def step(carry, row):
         """Returns the carry after a step with a record (x, y), and None for `scan`."""
@@ -280,7 +279,7 @@ def _into_ball(vector: jax.Array, radius: jax.Array) -> jax.Array:
 def _arrays(data: PyTree) -> tuple[jax.Array, jax.Array]:
     """Returns features (n, d) and targets (n,), gathered from all devices.
 
-    Raises `ValueError` unless `data` is a pair of these shapes.
+    Steps take all records in order. Raises `ValueError` for data that are no such pair.
     """
     is_fine = isinstance(data, tuple) and len(data) == 2
     _validate.require(is_fine, "data", type(data), "a pair (features, targets)")

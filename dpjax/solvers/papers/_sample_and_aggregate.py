@@ -148,7 +148,8 @@ class _Subsets(NamedTuple):
 
     def rows(self, key: Key) -> jax.Array:
         """Returns the indices of each subset's records, shape (m, b)."""
-        # No record is in more than `overlap` subsets, on which privacy rests.
+        # `key` draws the orders after the first. No record is in more than `overlap`
+        # subsets, on which privacy rests.
         orders = [jnp.arange(self.num_samples)]
         if self.overlap > 1:
             keys = jax.random.split(key, self.overlap - 1)
@@ -161,9 +162,9 @@ class _Subsets(NamedTuple):
 def _template(
     fit_fn: FitFn, data: PyTree, subsets: _Subsets, center: PyTree, vectorize: bool
 ) -> PyTree:
-    """Returns the center of the public ball of results, shaped as fit_fn's result."""
-    # It is `center`, or zeros for None. Shapes and dtypes come from tracing fit_fn, or
-    # from center without vectorize; not from data.
+    """Returns the center of the ball onto which results of fit_fn are projected."""
+    # It is `center`, or zeros for None. Shapes and dtypes are those of a result, from
+    # tracing fit_fn, or from center without vectorize; not from data.
     if not vectorize:
         rule = "given if vectorize is false"
         _validate.require(center is not None, "center", center, rule)
@@ -221,7 +222,7 @@ def _tight_pairs(
     epsilon: float, delta: float, num_coordinates: int
 ) -> tuple[tuple[float, float], ...]:
     """Returns pairs (beta, stddev / S) that are private for a beta-smooth bound S."""
-    # The betas are 2 to 98 per cent of the largest; `_noise` takes the best pair.
+    # The betas are 2 to 98 percent of the largest; `_noise` takes the best pair.
     how = {"num_coordinates": num_coordinates}
     most = largest_smoothness(epsilon, delta, **how)
     betas = [most * float(share) for share in np.geomspace(0.02, 0.98, 24)]
@@ -233,7 +234,7 @@ def _tight_pairs(
 def _fit_vectorized(
     fit_fn: FitFn, subsets: _Subsets, data: PyTree, key: Key
 ) -> jax.Array:
-    """Returns the results of fit_fn for all m subsets as vectors, shape (m, d)."""
+    """Returns fit_fn's results for m subsets, (m, d), a center of which is released."""
 
     def fit(rows: jax.Array) -> jax.Array:
         subset = jax.tree.map(lambda x: jnp.asarray(x)[rows], data)
@@ -245,7 +246,7 @@ def _fit_vectorized(
 def _fit_on_host(
     fit_fn: FitFn, subsets: _Subsets, data: PyTree, key: Key, template: PyTree
 ) -> jax.Array:
-    """Returns the results of fit_fn for all m subsets as vectors, shape (m, d)."""
+    """Returns fit_fn's results for m subsets, (m, d), a center of which is released."""
     # fit_fn is called outside of JAX. Its vector is NaN if it raises an exception, or
     # if its result does not have the shapes of template, a pytree.
     arrays = jax.tree.map(np.asarray, data)
@@ -269,8 +270,8 @@ def _fit_on_host(
 @partial(jax.jit, static_argnums=0)
 def _release(overlap, results, key, origin, diameter, weights, multiplier):
     """Returns the center of the results with noise, (d,), which may be published."""
-    # `results` have shape (m, d), `origin` is the ball's center, `weights` those of S
-    # in `_smooth_center`, and `multiplier` is stddev / S.
+    # `results` have shape (m, d), `origin` is the ball's center, `weights` are those of
+    # the center's smooth sensitivity S, and `multiplier` is stddev / S.
 
     def point_of(result: jax.Array) -> jax.Array:
         # `smooth_center` needs points in a set of diameter 1.

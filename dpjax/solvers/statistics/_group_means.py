@@ -86,8 +86,7 @@ def dp_group_means(
         the same structure, so `interval` works (`benchmarks/COVERAGE.md`). They count
         sampling and noise, and for means the bias of shrinking and clipping, as far as
         noise hides which group has it; small groups have wide or infinite errors. Its
-        stats hold noise_multiplier, and count_stddev, the stddev of the noise of a
-        count.
+        stats hold noise_multiplier, and count_stddev, the stddev of a count's noise.
 
     Privacy:
         (epsilon, delta)-DP under replace-one, for every input; a replaced record may
@@ -186,8 +185,7 @@ def _means(
     """Releases the mean of each group, (G,), and returns its standard error, (G,).
 
     Samples, within ±reach, are clipped about a median of all groups. `budget` is the
-    noise multiplier of all releases, and the share of their budget that quantiles
-    leave.
+    noise multiplier of all releases, and the share that quantiles leave of it.
     """
     size_key, median_key, length_key, sum_key, square_key = _keys.split(key, 5)
 
@@ -284,8 +282,7 @@ def _sums(
     values, taken_off = _shrunk(noisy, counts, variances)
 
     last = jnp.where(is_narrow, reach, radii[-1]).astype(z.dtype)
-    # Squares beyond half of the last radius are read from the histogram, for less
-    # noise.
+    # Squares beyond half of the last radius are read from the histogram: less noise.
     radius = jnp.where(is_narrow, 1.0, 0.5) * last
     # Without layers the center is the middle of the bounds, which may be far from the
     # mean: squares are then reduced by the squared mean.
@@ -328,8 +325,8 @@ def _shrunk(
     """Returns each group's sum over layers, shrunk toward zero, and the part removed.
 
     `layers` (3, G) are noisy sums of the parts of samples between successive radii,
-    with `variances` (3,); the outer two shrink. The part removed is at worst a bias, in
-    a group unlike the other groups.
+    with `variances` (3,). Shrinking the outer two removes noise. The part removed is at
+    worst a bias, in a group unlike the other groups.
     """
     sizes = jnp.maximum(counts, 1).astype(layers.dtype)
     # Skewed groups share a tail: the total shrinks toward zero, as in one mean, and
@@ -478,7 +475,8 @@ def _beside(
     start, end = (jnp.broadcast_to(x, lows.shape) for x in (ends[:-1], ends[1:]))
 
     def first(is_before: Callable[..., jax.Array], bounds: jax.Array) -> jax.Array:
-        """Finds, by binary search, each group's first index not before its bound."""
+        """Returns each group's first index not before its bound, by binary search."""
+        # The indices have the shape of `bounds`; is_before(value, bound) is < or <=.
 
         def halve(_: Any, ends: tuple[jax.Array, jax.Array]) -> Any:
             low, high = ends

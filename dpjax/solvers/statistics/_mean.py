@@ -164,7 +164,7 @@ def dp_mean(
 
 
 def _leaves(vector: jax.Array, samples: PyTree) -> PyTree:
-    """Returns a vector (d,) as a pytree with the shapes of one sample's leaves."""
+    """Returns a released vector (d,) as a pytree like one of the user's samples."""
     leaves, structure = jax.tree.flatten(samples)
     ends = np.cumsum([leaf.size // len(leaf) for leaf in leaves])
     parts = [
@@ -186,7 +186,7 @@ def _geometric_median(
 ) -> jax.Array:
     """Releases the point (d,) of least mean distance to samples (n, d), for d >= 2.
 
-    Distances are in whitened coordinates; `multipliers` are those of each release.
+    Distances are in whitened coordinates; `multipliers` has each release's noise.
 
     Privacy:
         As one Gaussian mechanism of the noise multiplier, under replace-one: unit
@@ -349,7 +349,7 @@ class Round(NamedTuple):
 
     @classmethod
     def of(cls, keys, samples: jax.Array, multipliers: Shares, axis_name) -> "Round":
-        """Releases medians, scales and the map A of samples (n, d), and returns rows.
+        """Releases medians, scales and a whitening map A; maps samples (n, d) by it.
 
         `keys` are for medians and scales, and for second moments, which give A. If the
         moments have no noise multiplier in `multipliers`, A is the identity.
@@ -454,13 +454,13 @@ def kept_of(layers: jax.Array, variances: jax.Array) -> jax.Array:
 
 
 def _squares(key, z, lengths, seen: SizeHistogram, radii, multipliers, axis_name):
-    """Releases the mean square of each column of rows z, clipped to the last radius.
+    """Estimates mean squares (d,) of columns of z, for the mean's standard error.
 
-    It is (d,), for the mean's standard error. `seen` is a histogram of `lengths` |z|.
+    Rows of z (n, d) are clipped to radii[-1]. Squares of rows clipped to the smaller
+    radii[-2] are released, with less noise. The rest is computed from `seen`, the
+    released histogram of `lengths` |z|, an equal part for each column.
     """
     num_samples, d = z.shape
-    # Rows are clipped to the middle radius, for less noise. The histogram of lengths
-    # gives the rest, and all coordinates an equal part of it.
     middle, last = radii[-2], radii[-1]
     short = z * jnp.minimum(1.0, middle / jnp.maximum(lengths, middle))[:, None]
     clipping = SetClipping(1.0, math.sqrt(min(d, 2)))

@@ -51,9 +51,9 @@ def noisy_second_moments(
         each pair off the diagonal has s / sqrt(2), one draw for both.
 
     Privacy:
-        A Gaussian mechanism of the noise multiplier under replace-one. In units of
-        their noise a record moves the released numbers by sqrt(2) R^2 / n, and sqrt(2)
-        times the rounding: `docs/privacy/proofs/linear.md`, 8.1.
+        A Gaussian mechanism of the noise multiplier under replace-one. Scaled to equal
+        noise, the entries move by sqrt(2) R^2 / n with a record, and sqrt(2) times the
+        rounding: `docs/privacy/proofs/linear.md`, 8.1.
     """
     moments, stddevs = _second_moments(axis_name, features, radius, noise_multiplier)
     noisy = gaussian_of_padded(key, moments, stddevs)
@@ -92,8 +92,7 @@ def second_moments(
     stddev = noise_multiplier * sensitivity * ROUNDED_UP
     rows, columns = _entries(num_features)
     entries = padded(moments.map(lambda x: x[rows, columns]))
-    # The noise is divided by sqrt(2), because products of the entries would round
-    # again.
+    # The noise is divided by sqrt(2): products of the entries would round again.
     above = (np.arange(entries.high.size) >= num_features) * (2**0.5 - 1) + 1
     return entries, like(stddev, row) / above.astype(row.dtype)
 

@@ -63,8 +63,8 @@ def one_gaussian(
 ) -> tuple[float, PrivacyGuarantee]:  # multiplier, guarantee
     """Returns the multiplier and guarantee of Gaussian releases that share a budget.
 
-    The multiplier, stddev / sensitivity, is that of one release with all of it. A
-    release with share s has the multiplier total / sqrt(s), and shares add up to 1.
+    The multiplier, stddev / sensitivity, is that of one release with all of it. With
+    share s it is total / sqrt(s); shares add up to 1. `unit` names what is protected.
     """
     multiplier = noise_multiplier(epsilon, delta, Sampling(num_steps=1))
     event = gaussian_event(multiplier)
@@ -84,10 +84,10 @@ def noisy_mean(
     product: Callable[[Any, Any], Any] | None = None,
     weights: PyTree = None,
 ) -> Any:
-    """Releases the mean of records, bounded by the estimator, with Gaussian noise.
+    """Releases the mean of records, a pytree like one record, with Gaussian noise.
 
-    With `product(weights, record)`, a scalar that is linear in the weights, its
-    gradients are averaged instead of the records, without being all in memory;
+    The estimator bounds each record. With `product(weights, record)`, a scalar that is
+    linear in weights, its gradients are averaged instead, without being all in memory;
     `weights` are zeros with the shape of the mean.
     """
     samples, start = records, records
@@ -107,8 +107,7 @@ def mean_and_stddevs(
 ) -> tuple[Unrounded, jax.Array]:
     """Returns a robust mean before noise, and the stddevs of its Gaussian noise.
 
-    Both are vectors padded with zeros, for `gaussian_of_padded`, which releases the
-    mean.
+    Both are vectors padded with zeros; `gaussian_of_padded` releases the mean.
     """
     mean = estimator.unrounded(samples, axis_name=axis_name)
     size = samples.size // len(samples)

@@ -20,8 +20,7 @@ from dpjax._types import Key, Scalar
 from dpjax.mechanisms import gaussian
 from dpjax.mechanisms._additive import gaussian_of_padded, padded
 
-# Bins are [2^j, 2^(j+1)). The first also has all numbers below 1e-6, the last all above
-# 1e13.
+# Bins are [2^j, 2^(j+1)). The first also has numbers below 1e-6, the last above 1e13.
 _FIRST, _LAST = -20, 43
 _NUM_BINS = _LAST - _FIRST + 1
 MOST_RECORDS = 2**24  # integers up to here are exact in float32
@@ -77,9 +76,9 @@ def magnitudes(values: jax.Array, weights: jax.Array) -> jax.Array:
 def _counts(
     magnitudes: jax.Array, noise_multiplier: Scalar
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns the number of magnitudes (n,) in each bin, before noise, and stddevs.
+    """Returns counts of magnitudes (n,) in bins [2^j, 2^(j+1)), and stddevs of noise.
 
-    Both are padded with zeros for `gaussian_of_padded`, which makes them a release.
+    Both are padded with zeros for `gaussian_of_padded`, which adds the noise.
     """
     known = jnp.nan_to_num(magnitudes, posinf=jnp.finfo(magnitudes.dtype).max)
     exponents = jnp.frexp(jnp.abs(known))[1].astype("int32") - 1
@@ -94,13 +93,12 @@ def _counts(
 def noisy_size_histogram(
     key: Key, magnitudes: jax.Array, noise_multiplier: Scalar, *, num_skipped: int = 0
 ) -> "SizeHistogram":
-    """Releases the noisy counts of `noisy_quantile`, for several quantiles at once.
+    """Releases noisy counts of magnitudes (n,) in bins of a factor of two.
 
-    Magnitudes (n,) are counted in bins of a factor of two. Up to `num_skipped` bins in
-    a row that seem empty do not end the data, if the next bin does not seem so.
+    Several quantiles follow from them. The data end at the first bin that seems empty
+    after the last that stands out, but up to `num_skipped` of these are passed over.
     """
-    # There are three programs, so that the long program for noise is compiled once for
-    # all numbers of records.
+    # Of three programs, the long one for noise is compiled once for all n.
     counts, stddevs = _counts(magnitudes, noise_multiplier)
     return _histogram(gaussian_of_padded(key, counts, stddevs), stddevs, num_skipped)
 
@@ -143,9 +141,10 @@ class SizeHistogram(NamedTuple):
 
     @jax.jit
     def quantile(self, num_above: Scalar, share_above: Scalar = 0.0) -> jax.Array:
-        """Returns the number that `noisy_quantile` releases, a float32 scalar.
+        """Returns a number that about `num_above` of the counted records exceed.
 
-        About `num_above` records, plus a share of those not about zero, exceed it.
+        `share_above` of the records not about zero are added to `num_above`. The number
+        is 1 if noise hides all bins. It is a clip norm or scale, as `noisy_quantile`.
         """
         num_above, share_above = jnp.float32(num_above), jnp.float32(share_above)
         index = jnp.arange(self.noisy.size, dtype="int32")
@@ -197,7 +196,7 @@ def noisy_bound(
 
     As many exceed it as a count needs to be clear of the noise (`num_above`), or about
     `least`, if that is more. Noise may make it too large where there are no records:
-    intervals are then wider, but cover.
+    confidence intervals are then wider, but cover.
 
     Privacy:
         A Gaussian mechanism of the noise multiplier under replace-one, of 9 adaptive
@@ -210,8 +209,7 @@ def noisy_bound(
 @jax.jit
 def _bound(key: Key, magnitudes: jax.Array, stddev: Scalar, least: Scalar) -> jax.Array:
     """Returns a bound that few magnitudes (n,) exceed, by bisecting its exponent."""
-    # `stddev` is that of each count's noise. At least about `least` magnitudes exceed
-    # it.
+    # `stddev` is that of a count's noise. About `least` or more magnitudes exceed it.
     dtype = magnitudes.dtype
     stddev, least = jnp.asarray(stddev, "float32"), jnp.asarray(least, "float32")
 
@@ -309,8 +307,8 @@ def noisy_median(
 ) -> jax.Array:
     """Releases the median of values within ±bound, (n,), or of each column, (n, d).
 
-    Records of weight zero do not count; all other records count once. The bound is
-    public or released.
+    Records of weight zero do not count; all other records count once. The search is
+    within the bound, which is public or released.
 
     Privacy:
         A Gaussian mechanism of the noise multiplier under replace-one, of 20 adaptive
@@ -332,8 +330,8 @@ def median_and_bound(
 ) -> tuple[jax.Array, jax.Array]:  # medians, bounds
     """Releases medians of values (n,) or columns (n, d), and bounds of their search.
 
-    Samples are clipped and scaled about such a median. A bound is four times the 75 per
-    cent quantile of the absolute values.
+    Samples are clipped and scaled about such a median. A bound is four times the 75
+    percent quantile of the absolute values.
 
     Privacy:
         Two Gaussian mechanisms under both multipliers: one for all bounds together, one

@@ -25,7 +25,7 @@ from dpjax.solvers.training._calibration import FAILURE_PROB, Choices, check_bud
 from dpjax.solvers.training._solution import Solution
 
 RANGE = 2.0  # of the scores' changes when a record is replaced
-APART = 1.959964  # half an interval, in standard errors of a rank: 95 per cent
+APART = 1.959964  # half an interval, in standard errors of a rank: 95 percent
 # The power of the width in its public weight, and the share of the ranks beyond that
 # the weight may cost.
 _WIDE, _SPARE = 2.0, 0.25
@@ -39,8 +39,7 @@ EDGES = np.concatenate([-_SIZES[::-1], _SIZES])
 # Edges of widths, in half bins: a width below one half bin has no meaning.
 _WIDTH_EDGES = np.concatenate([[0.0], _SIZES[_SIZES >= 1]])
 
-# Shares of the budget for edges: the size of numbers, their median, and distances from
-# it.
+# Shares of the budget for edges: size of numbers, their median, distances from it.
 _SIZE, _MEDIAN, _DISTANCE = 0.02, 0.04, 0.04
 EDGES_SHARE = _SIZE + _MEDIAN + _DISTANCE
 _BEYOND = 0.05  # share of the records beyond the edges
@@ -75,7 +74,7 @@ def dp_quantile(
         quantile: from 0, the smallest, to 1, the largest.
         edges: increasing, shape (k + 1,) with k >= 2, chosen without the samples; bin j
             is (edges[j], edges[j + 1]]. By default 1,501 logarithmic bins: 50 a decade
-            (5 per cent wide) from 1e-6 to 1e9 and from -1e9 to -1e-6, and one at zero.
+            (5 percent wide) from 1e-6 to 1e9 and from -1e9 to -1e-6, and one at zero.
 
     Returns:
         A `Solution` whose params are a scalar, with standard_errors and `interval` for
@@ -237,9 +236,8 @@ def scores_of(samples: jax.Array, edges: jax.Array, quantile: float) -> jax.Arra
 
 def num_up_to(samples: jax.Array, edges: jax.Array, quantile: float) -> jax.Array:
     """Counts the samples (n,) up to the upper edge of each bin, shape (num_bins,)."""
-    # The scores of bins for a quantile follow from these counts.
-    # The public index of a missing value determines its side, so that each record still
-    # counts by itself alone.
+    # Scores of bins follow from these counts; `quantile` only serves missing values.
+    # A missing value's public index determines its side: each record counts by itself.
     multiples = jnp.arange(samples.size, dtype="uint32") * jnp.uint32(_GOLDEN)
     is_low = multiples < jnp.uint32(min(int(quantile * 2**32), 2**32 - 1))
     missing = jnp.where(is_low, -jnp.inf, jnp.inf).astype(samples.dtype)
@@ -347,9 +345,9 @@ def noisy_counts(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:  # counts, errors, stddev
     """Releases counts of bins as integers, with errors and the stddev of the noise.
 
-    Standard errors (k,), by sampling and noise, are of estimates of n times a
-    probability. A replaced record moves the counts (k,) by sqrt(2). They are exact in
-    float32.
+    Errors (k,) are standard errors of estimates of n times a bin's probability, by
+    sampling and noise. `multiplier` is stddev / sqrt(2), because a replaced record
+    moves the counts (k,) by sqrt(2). They are exact in float32.
     """
     stddev = math.sqrt(2) * ROUNDED_UP * jnp.asarray(multiplier, "float32")
     noisy = mechanisms.gaussian(key, counts.astype("float32"), stddev=stddev)
@@ -360,7 +358,7 @@ def noisy_counts(
 
 
 def private_edges(key: Key, samples: jax.Array, multiplier: float) -> jax.Array:
-    """Releases edges (21,) of a histogram's bins, around the median of samples (n,).
+    """Releases edges (21,) for `dp_histogram`, around the median of samples (n,).
 
     They are adjacent multiples of 1, 2 or 5 times a power of ten, with a twentieth of
     the samples outside. They cost a tenth of the budget of `multiplier`.

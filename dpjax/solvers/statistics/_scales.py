@@ -110,8 +110,8 @@ def scales_share(
 ) -> float:
     """Returns the share of the budget for releasing scales, from public numbers.
 
-    It is at most 0.35, and such that the noise does not hide a size (a factor of two)
-    of a quarter of the records; 0 if with 0.35 it would hide even a size of half.
+    It is from `least` to 0.35, and such that noise does not hide a size (to a factor of
+    two) of a quarter of the records; 0 if 0.35 would not show a size of half.
     """
     if num_columns == 0:
         return 0.0
@@ -143,10 +143,10 @@ def dp_center_and_scale(
 
     A histogram of binary exponents gives the size of most numbers of a column. If half
     of the records have about that size and their clipped mean is far from zero, that
-    mean is the center, and the scale is a 97 per cent quantile of distances from it,
+    mean is the center, and the scale is a 97 percent quantile of distances from it,
     2.5 standard deviations of a normal distribution. Other columns, such as amounts,
     dummies, and columns that are mostly zero, keep the center zero, and their scale is
-    a 75 per cent quantile of |x| without zeros. The scaled columns are of about unit
+    a 75 percent quantile of |x| without zeros. The scaled columns are of about unit
     size, as steps need. A center has the errors of a mean; `dp_quantile` releases a
     median. The budget is spent once for any number of columns.
 
@@ -248,12 +248,12 @@ def _released(
     1. A histogram of the number of nonzero cells of a row gives b, which few rows
        exceed. Rows with more cells count less.
     2. A histogram of binary exponents of each column, without zeros and NaN. If three
-       adjacent bins exceed the noise, the column's size is the 75 per cent quantile of
+       adjacent bins exceed the noise, the column's size is the 75 percent quantile of
        the bins that do.
     3. If half of the records have about that size, the mean of numbers clipped to 1.5
        sizes is the center. Other columns, and columns with a mean within half a size of
        zero, have the center zero and the size as their scale.
-    4. Centered columns have the 97 per cent quantile of differences from the mean as
+    4. Centered columns have the 97 percent quantile of differences from the mean as
        their scale.
     5. Steps 3 and 4 are repeated about the center and in the scale. The error of a mean
        is in proportion to the clipping size: if a column's spread is far below its
@@ -342,7 +342,7 @@ def _edges_of(num_columns: int) -> jax.Array:
 def _numbers_of_cells(
     columns: jax.Array, multiplier: Scalar
 ) -> tuple[Unrounded, jax.Array]:  # a histogram, padded, and stddevs of its noise
-    """Counts rows by their number of nonzero entries (cells), before noise is added."""
+    """Counts rows by number of nonzero entries, before noise, for `_most_cells`."""
     edges = _edges_of(columns.shape[1])
     is_cell = (columns != 0) & ~jnp.isnan(columns)
     num_cells = jnp.sum(is_cell, axis=1, dtype="float32")
@@ -457,7 +457,7 @@ def _means(
 @partial(jax.jit, static_argnums=0)
 def _centered(num_samples: int, scales: _Scales, noisy: jax.Array) -> _Scales:
     """Returns `scales` with centers moved by noisy means that are far from zero."""
-    # The means are of (x - center) / scale, over all n records, padded.
+    # `noisy` has means of (x - center) / scale over all n records, padded, released.
     centers = scales.centers
     to_counted = (num_samples / scales.num_counted).astype(centers.dtype)
     means = noisy[: centers.size].astype(centers.dtype) * to_counted
@@ -468,9 +468,9 @@ def _centered(num_samples: int, scales: _Scales, noisy: jax.Array) -> _Scales:
 
 
 def released(key: Key, values: np.ndarray, stddev: float) -> np.ndarray:
-    """Releases values, of any shape, with Gaussian noise of that standard deviation.
+    """Releases counts, such as those of labels, with Gaussian noise of a given stddev.
 
-    Values are clipped to 2^24, up to which float32 is exact for counts.
+    `values` have any shape. They are clipped to 2^24, up to which float32 is exact.
     """
     size = max(_FEWEST_RELEASED, 1 << (values.size - 1).bit_length())
     padded = np.zeros(size, np.float32)  # one program serves all numbers of labels

@@ -114,7 +114,8 @@ class Choices(NamedTuple):
     @classmethod
     def tight(cls, num_composed: int, epsilon: float, delta: float) -> "Choices":
         """Returns choices by the mechanism that gives each the largest epsilon."""
-        # A record affects num_composed choices, which together are (epsilon, delta)-DP.
+        # A record affects num_composed choices, which together are (epsilon, delta)-DP;
+        # a larger epsilon of one choice means a smaller error.
         if num_composed == 1:
             return cls("permute_and_flip", epsilon, 1, (epsilon, 0.0))
         by_name: dict[SelectionName, float] = {

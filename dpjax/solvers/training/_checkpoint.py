@@ -172,7 +172,7 @@ def _shards(leaf: jax.Array) -> list[Any]:
 
 
 def _as(like: Any, arrays: _store.Arrays, i: int) -> Any:
-    """Returns the saved leaf number i, with type and sharding of the array `like`."""
+    """Returns a resumed run's leaf number i, with type and sharding of `like`."""
     # `arrays` has this process's shards of all leaves: "i.j" is shard j of leaf i.
     bits = _without_key(like)
     pieces = [arrays[f"{i}.{j}"] for j, _ in enumerate(_pieces(bits))]

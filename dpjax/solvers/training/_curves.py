@@ -55,7 +55,7 @@ class Curves:
     intercept: int | None
 
     def predict(self, features: ArrayLike) -> jax.Array:
-        """Returns predictions before the link, shape (n,), or (n, K) with K outputs.
+        """Returns the linear predictor, before the link: (n,), or (n, K) for K outputs.
 
         The intercept is included; known offsets of records are not: add them.
 
@@ -81,7 +81,7 @@ class Curves:
         return jax.lax.scan(add, total, bent)[0]
 
     def curve(self, column: int, grid: ArrayLike) -> jax.Array:
-        """Returns a column's part of predictions before the link, (m,) or (m, K).
+        """Returns a column's part of the linear predictor, (m,) or (m, K).
 
         Args:
             column: the index of the column.

@@ -54,7 +54,7 @@ class Batches(NamedTuple):
         epsilon: float | None = None,
         delta: float | None = None,
     ) -> "Batches":
-        """Returns the batching, microbatches and mesh axes of a run, or raises."""
+        """Returns the batching, microbatches and mesh axes with which steps run."""
         # Of `data` only shapes and sharding are read. Poisson batchings need
         # epsilon and delta, for the size of padded batches.
         check_execution(execution)
@@ -99,6 +99,7 @@ class OptaxStep(abc.ABC):
     ) -> optax.GradientTransformation:
         """Returns the first link of a step's optax chain: the mean of gradients."""
         # It is `aggregate`, or with a noise multiplier `privatize` with the options.
+        # A subclass's `optimizer` puts it before an update rule.
         batches = self.batches
         how = {"normalize_by": batches.divisor, "axis_name": batches.axis_name}
         if noise_multiplier is None:
@@ -122,7 +123,7 @@ class OptaxStep(abc.ABC):
 
     def __call__(self, params, state, batch, is_padding_example) -> Any:
         """Returns params and the optax state after a step on a batch (m, ...)."""
-        # is_padding_example marks rows that do not count, shape (m,), or is None.
+        # is_padding_example marks rows that fill up a batch, shape (m,), or is None.
         # This warns if loss_fn reads arrays of all rows, `streamed_grad` of a batch's.
         warn_of_rows(self.loss_fn, params, batch, self.batches.start.num_samples)
         size = self.batches.microbatch_size
@@ -161,7 +162,7 @@ class PrivateStep(OptaxStep):
         return chain(self.mean(self.estimator, self.noise_multiplier, **how), optimizer)
 
     def noise_parameters(self, num_coordinates: int) -> dict[str, Scalar]:
-        """Returns a step's l2_sensitivity and stddev, or rho with `TrimmedMean`."""
+        """Returns a step's l2_sensitivity and stddev, or zCDP rho for `TrimmedMean`."""
         return measured(self.estimator).noise_parameters(
             Static.value_of(self.noise_multiplier),
             self.batches.divisor,
@@ -215,11 +216,11 @@ class Observed(NamedTuple):
 def observed(
     optimizer: optax.GradientTransformation, stddev: Scalar | None
 ) -> optax.GradientTransformationExtraArgs:
-    """Returns `optimizer` with a state that has norms of the mean and its noise, too.
+    """Returns `optimizer` with the norms of a step's mean and noise in its state.
 
-    The noisy mean gradient is the input of `update`, which passes the l2 norm of its
-    noise to `optimizer` as the keyword noise_norm. The noise has `stddev`, or if that
-    is None, the noise_stddev that the optax chain passes.
+    `PrivateTraining.step` shows them. The noisy mean gradient is the input of `update`,
+    which passes the l2 norm of its noise to `optimizer` as the keyword noise_norm. The
+    noise has `stddev`, or for None the noise_stddev that the optax chain passes.
     """
     optimizer = optax.with_extra_args_support(optimizer)
 
@@ -323,9 +324,9 @@ def iterate(
 def _run(execution: Execution, step: OptaxStep, params, data, key, part):
     """Runs all steps, or a part (first, stop, carry), as one compiled program.
 
-    Returns the params, the optax state, and the state of the batches, which is None
-    after all steps. A carry has these three; if it is None, no step is made, and the
-    carry before the first step is returned.
+    Returns a carry: the params, the optax state, and the state of the batches, which is
+    None after all steps. Checkpoints save it after each part, from index first to stop.
+    If the part's carry is None, the carry before the first step is returned.
     """
     # The keys are split in here, so that a run is one program.
     step_key, batch_key = jax.random.split(key)
@@ -366,7 +367,8 @@ def _run(execution: Execution, step: OptaxStep, params, data, key, part):
 def _saved(execution, step, traced, arguments, devices):
     """Returns the last params and optax state of a run that a checkpoint saves."""
     # It saves the carry of `_run` after each part, and resumes from a saved carry.
-    # `traced` has params, data and key; `arguments` also the fields of step.
+    # `traced` has params, data and key; `arguments` also the fields of step; `devices`
+    # are those of all processes, () for one process.
     checkpoint, callback = execution.checkpoint, execution.callback
     num_steps = step.batches.start.num_steps
     rule = "None under jit, vmap and grad, where nothing can be saved"

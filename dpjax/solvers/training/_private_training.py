@@ -261,10 +261,10 @@ class PrivateTraining:
         return self._jitted(state, data, row_axes(data, axis_name) or axis_name)
 
     def _step(self, state, data, axis_name):
-        """Returns the next state and public numbers: this is `step`, compiled."""
+        """Returns the next state, and public numbers by name: `step` compiles this."""
 
         def make(state):
-            """Returns the state after one more step, and its public numbers by name."""
+            """Returns the state after a step on a batch, and public numbers by name."""
             batch, is_padding_example, batches = self.batching.draw_within(
                 state.batches, data, axis_name=axis_name
             )
@@ -346,7 +346,7 @@ class PrivateTraining:
 
 
 def _check_parts(noise: Any, estimator: Any, monitor: Any, optimizer: Any) -> None:
-    """Raises `ValueError` if arguments of `PrivateTraining` do not fit each other."""
+    """Raises `ValueError` if arguments of `PrivateTraining` do not fit together."""
     if estimator is not None:
         _validate.estimator(measured(estimator))
     if noise is not None:
@@ -370,7 +370,7 @@ def _schedule(
     noise: Strategy | None,
     relation: NeighboringRelation,
 ) -> tuple[Batching, int]:
-    """Returns a run's batching and number of steps, with defaults for None."""
+    """Returns a training run's batching and number of steps, with defaults for None."""
     # `PrivateTraining` states the defaults; `noise` is a strategy of correlated noise,
     # or None. It raises if the relation does not hold for the batching.
     if num_steps is None:
