@@ -40,8 +40,9 @@ class _Additive(LinearEstimator):
     _errors = _correlations = None  # None without `intervals`
 
     def _check(self, X: Any) -> tuple[np.ndarray, float, float, Key]:
-        """Checks all parameters; returns features (n, d), epsilon, delta and a key."""
-        # Sets `_categories`, and flags (d,): `_is_number`, `_bends` (not a boolean).
+        """Checks a fit's options; returns features (n, d), epsilon, delta and a key."""
+        # Sets, for `_fit_scores`, public `_categories` by column, and flags (d,): which
+        # columns have numbers (`_is_number`), and which may have a curve (`_bends`).
         self._categories = _tables.categories_of(self.categorical_features, X)
         kinds = {name: str(kind).lower() for name, kind in _tables.types_of(X)}
         checked = super()._check(X)
@@ -61,9 +62,10 @@ class _Additive(LinearEstimator):
         offsets: np.ndarray | None = None,
         **release: Any,
     ) -> None:
-        """Fits a curve for each numeric column and a weight for each category."""
-        # Arguments are as in `LinearEstimator._fit_scores`; a category is its index.
-        # Sets `_curves`, and with `intervals` their `_errors` and `_correlations`.
+        """Releases a curve for each numeric column and a weight for each category."""
+        # `fit` calls it with features (n, d) in the user's units, categories as
+        # indices, other arrays (n,) as `loss` takes them, key and noise multiplier. It
+        # sets `_curves`, for `predict`, and with `intervals` their errors.
         is_number = self._is_number
         # Numbers are standardized; categories are one-hot and need no scale.
         low, high = (ends[is_number] for ends in _tables.ranges_of(self))
@@ -90,7 +92,7 @@ class _Additive(LinearEstimator):
 
     def _design(self, features: np.ndarray) -> np.ndarray:
         """Returns the design matrix (n, p): scaled numbers, one-hot codes and ones."""
-        # In `features` (n, d) numbers are in the user's units, categories are indices.
+        # Fit and `predict` need it. In `features` (n, d) categories are indices.
         numbers = self._standard.of(features[:, self._is_number])
         codes = features[:, ~self._is_number].T
         dummies = [
@@ -110,7 +112,7 @@ class _Additive(LinearEstimator):
 
     def _places(self) -> Iterator[tuple[Any, int | slice]]:
         """Yields each column's name, and its index or slice in the design matrix."""
-        # Numbers have an index, categories a slice of one-hot columns.
+        # For `shapes_`; numbers have an index, categories a slice of one-hot columns.
         place, dummy = 0, int(self._is_number.sum())
         for name in _tables.names_in(self):
             if name in self._categories:

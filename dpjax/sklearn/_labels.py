@@ -45,9 +45,10 @@ def canonical(label: Any) -> int | float | str | None:
 
 
 def numbered(labels: np.ndarray) -> tuple[list, np.ndarray]:
-    """Returns the distinct labels, and the index of each label, -1 if it is missing.
+    """Returns the distinct labels, and each label's index in them, (n,), -1 if missing.
 
-    Numbers and texts are as `canonical` returns them, others as tuples (label,).
+    So labels are counted, or matched with classes. Numbers and texts are returned as
+    `canonical` returns them, labels of other types as tuples (label,).
     """
     if labels.dtype.kind in "biufUS":
         distinct, codes = np.unique(labels, return_inverse=True)
@@ -69,8 +70,8 @@ def numbered(labels: np.ndarray) -> tuple[list, np.ndarray]:
 
 
 def declared(classes: Any, name: str = "classes") -> np.ndarray:
-    """Returns public classes, sorted; raises unless they are distinct, two at least."""
-    # The order is scikit-learn's, and `name` is the name of the argument in errors.
+    """Returns a user's public classes, sorted; raises unless two or more, distinct."""
+    # So `classes_` has the order of scikit-learn. Errors have the option's `name`.
     array = np.asarray(classes)
     is_list = array.ndim == 1 and not isinstance(classes, str)
     _validate.require(is_list, name, classes, "a list of labels, or None")
@@ -99,9 +100,9 @@ def release_labels(
 ) -> np.ndarray:
     """Releases, sorted, the labels with a noisy count above a threshold; [0] if none.
 
-    The count of a single record passes the threshold with probability p only, exp of
-    `log_probability`. Labels other than numbers and texts are missing, so the types of
-    the result follow from the released labels alone, not from other records.
+    A fit without public classes predicts them. The count of a single record passes with
+    probability p only, exp of `log_probability`. Labels other than numbers and texts
+    count as missing, so the result's type follows from the released labels alone.
 
     Privacy:
         The noise multiplier is the standard deviation of the noise divided by the
@@ -125,8 +126,8 @@ def release_labels(
 def passing(
     key: Key, counts: dict[Any, int], stddev: float, threshold: float
 ) -> list[Any]:
-    """Returns the labels whose `counts`, with Gaussian noise, are above a threshold."""
-    # Sizes are powers of 2, so that JAX compiles few programs.
+    """Releases the labels whose `counts`, with Gaussian noise, exceed a threshold."""
+    # For `release_labels`. Sizes are powers of 2, so that JAX compiles few programs.
     size = 2 ** math.ceil(math.log2(max(len(counts), 1)))
     padded = np.zeros(size)
     padded[: len(counts)] = list(counts.values())

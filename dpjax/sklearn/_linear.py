@@ -152,11 +152,12 @@ class LinearEstimator(PrivateEstimator):
         key: Key,
         noise_multiplier: float,
     ) -> tuple[Standard, dict[str, Any]]:
-        """Returns private centers and scales (`Standard`) and a solver's options.
+        """Returns centers and scales of columns (`Standard`), and a solver's options.
 
-        `ranges` has low and high ends of columns (d,), NaN where they are not public:
-        only these columns need a release. The options are arguments of a solver such
-        as `dp_linear_model`: key, weights, and the noise for the rest of the budget.
+        So a solver gets features near 1. `ranges` has low and high ends of columns
+        (d,), NaN where they are not public: only these columns need a release. The
+        options are arguments of a solver such as `dp_linear_model`: key, weights, and
+        the noise for the rest of the budget.
 
         Privacy:
             This release and a solver with these options are together as one Gaussian

@@ -136,7 +136,7 @@ class Regressor(RegressorMixin, _linear.LinearEstimator):
     @_progress.shown("reading the records")
     def _fit(self, X: Any, y: Any, sample_weight: Any, exposure: Any = None) -> Self:
         """Releases the target's scale, and fits a model with the rest of the budget."""
-        # Arguments are as for `WithExposure.fit`; each fit for numbers ends up here.
+        # `fit` of each regressor calls it; arguments are as for `WithExposure.fit`.
         features, epsilon, delta, key = self._check(X)
         loss = self._loss()
         if exposure is not None and not loss.has_log_link:
@@ -385,7 +385,7 @@ class WithExposure(Regressor):
 
     def _means(self, logarithms: np.ndarray, unit: Unit, exposure: Any) -> np.ndarray:
         """Returns means (n,) in the target's unit, from log means and exposures."""
-        # `logarithms` (n,) are for the largest exposure; an `exposure` of None is 1.
+        # For `predict`. `logarithms` are for the largest exposure; no `exposure` is 1.
         low, high = log_means(self._loss(), unit.scale)
         means = np.exp(np.clip(logarithms, low, high))
         if exposure is None:

@@ -39,8 +39,8 @@ def score_privately(
     """Releases how good a fitted estimator is, on records that it has not seen.
 
     `models.private_scores` lists the scores, of clipped errors and losses. With a log
-    link they include the share of means at an end of their range. Each has a 95 per
-    cent interval for sampling and noise, and stands next to a baseline's score.
+    link they include the share of means at an end of their range. Each has a 95 percent
+    interval for sampling and noise, and stands next to a baseline's score.
 
     Args:
         model: a fitted estimator, or a pipeline that ends in a fitted estimator.
@@ -139,7 +139,7 @@ def score_privately(
 def _of_classes(
     model: Any, baseline: Any, targets: np.ndarray
 ) -> tuple[losses.LinearLoss, str, np.ndarray, Callable[[Any, Any], np.ndarray]]:
-    """Returns loss, its name, the labels and a predictor, for `private_scores`.
+    """Returns, for `private_scores`, a classifier's loss, its name, labels, predictor.
 
     Labels (n,) are `targets` as -1, +1 (NaN: none), or for K > 2 as indices (-1: none).
     The predictor maps an estimator and X to log odds (n,) or log probabilities (n, K).

@@ -33,8 +33,8 @@ _READS_POLARS = tuple(map(int, sklearn.__version__.split(".")[:2])) >= (1, 9)
 def checked(
     model: Any, X: Any, categories: Mapping[Any, np.ndarray] | None = None
 ) -> tuple[np.ndarray, float, float, Key]:
-    """Checks an estimator's parameters; returns features, epsilon, delta and a key."""
-    # Features are (n, d), as `features_of` returns them; delta is by default n^-1.1.
+    """Checks an estimator's options; returns features, epsilon, delta and a key."""
+    # `fit` begins so. Features (n, d) are from `features_of`; delta defaults to n^-1.1.
     features = features_of(model, X, is_new=True, categories=categories)
     _validate.positive(epsilon=model.epsilon)
     delta = default_delta(len(features)) if model.delta is None else model.delta
@@ -53,9 +53,9 @@ def features_of(
     """Returns X as (n, d) features in float64, with its NaN and infinities.
 
     X is an array, a list or a data frame. `fit` (`is_new`) stores the number and the
-    names of the features in `model`, and later calls compare them. Each cell is
-    converted by itself, to NaN if it holds no number. A column in `categories` becomes
-    indices of its categories, -1 for other cells.
+    names of the features in `model`, and later calls compare them. So that a record
+    affects no other, each cell is converted by itself, to NaN if it holds no number.
+    A column in `categories` becomes indices of its categories, -1 for other cells.
     """
     categories = categories or {}
     if isinstance(X, list | tuple):
@@ -100,6 +100,7 @@ def columns_of(X: Any) -> list[Any] | None:
 
 def names_of(X: Any) -> list[Any]:
     """Returns X's column names if all are strings, else the columns' indices."""
+    # Options such as `feature_ranges` refer to columns by them.
     if columns_of(X) is None:
         array = np.asarray(X)
         return list(range(array.shape[1] if array.ndim == 2 else 0))
@@ -123,8 +124,9 @@ def types_of(X: Any) -> list[tuple[Any, Any]]:
 
 
 def categories_of(given: Any, X: Any) -> dict[Any, np.ndarray]:
-    """Returns public categories by column, from `given` or the types of X's columns."""
-    # `given`, the estimator's option, has lists by column, or is "from_dtype" or None.
+    """Returns the public categories of columns that a model one-hot encodes."""
+    # `given`, the estimator's option, has lists by column, or is "from_dtype", for
+    # columns of X whose type lists categories, or None, for no column.
     if isinstance(given, Mapping):
         names = names_of(X)
         for name in given:
@@ -150,7 +152,7 @@ def categories_of(given: Any, X: Any) -> dict[Any, np.ndarray]:
 
 def _refuse_kind(where: str, column: Any) -> None:
     """Raises `ValueError` if a column's type holds complex numbers, text or times."""
-    # The message has advice and `where`, the column's name, but no cell.
+    # The error has advice and `where`, the column's name. It tells nothing of a cell.
     kind = kind_of(column)
     dtype = getattr(column, "dtype", getattr(column, "type", ""))
     if str(dtype).startswith("complex"):
@@ -180,7 +182,7 @@ class _Named:
 
 
 def column_of(model: BaseEstimator, y: Any, X: np.ndarray) -> np.ndarray:
-    """Returns the cells of the target y unchanged, (n,), after a check of its shape."""
+    """Returns a fit's targets or labels y unchanged, (n,); raises for another shape."""
     name = type(model).__name__
     if y is None:
         raise ValueError(f"{name} requires y to be passed, but the target y is None.")
@@ -221,6 +223,7 @@ def largest_weight(model: Any) -> Any:
 
 def shares_of(exposure: Any, largest: float | None, X: np.ndarray) -> np.ndarray:
     """Returns exposures (n,) divided by the public largest, in [0, 1], NaN as zero."""
+    # Predicted means are proportional to them. It raises without a largest exposure.
     if largest is None:
         rule = "the largest exposure, a public number, where exposure is given"
         raise ValueError(f"max_exposure must be {rule}, got None.")
@@ -233,7 +236,7 @@ def shares_of(exposure: Any, largest: float | None, X: np.ndarray) -> np.ndarray
 
 
 def weights_of(model: Any, sample_weight: Any, X: np.ndarray) -> np.ndarray:
-    """Returns weights (n,) in [0, max_weight], NaN as 0; None: all are the largest."""
+    """Returns weights (n,) clipped to [0, max_weight], NaN as 0; None: all largest."""
     if sample_weight is None:
         return np.full(len(X), float(largest_weight(model)))
     rule = "the largest weight, a public number, where sample_weight is given"
@@ -260,7 +263,7 @@ def set_mean_weight(model: Any, stats: Mapping[str, Any], num_samples: int) -> N
 
 
 def key_of(random_state: Any) -> Key:
-    """Returns a JAX key from an integer, or a random one for None or "chacha20"."""
+    """Returns a JAX key for noise, of an integer, or random for None or "chacha20"."""
     if isinstance(random_state, str) and random_state == "chacha20":
         return secret_key()
     if random_state is None:
@@ -276,7 +279,7 @@ def key_of(random_state: Any) -> Key:
 
 
 def interval(name: str, value: Any) -> tuple[float, float]:
-    """Returns a public range (low, high) as floats; `name` is in its errors."""
+    """Returns the public range in option `name` as floats (low, high), or raises."""
     rule = "a pair (low, high) of finite numbers, low below high"
     is_pair = isinstance(value, tuple | list | np.ndarray) and len(value) == 2
     _validate.require(is_pair, name, value, rule)

@@ -1,8 +1,7 @@
 """Pages of text, tables and pictures: HTML that needs no other file.
 
 All text is escaped, because names and sentences may come from a stranger's file. A page
-of HTML has no scripts, and forbids the browser to load anything. Pictures are drawn by
-matplotlib, such as the functions of an additive model, in the user's units.
+of HTML has no scripts, and forbids the browser to load anything.
 """
 
 import base64
@@ -148,7 +147,7 @@ class Shape(NamedTuple):
         scale: float,  # in the user's units
         ends: tuple[float, float],  # of the column's range; infinite without a limit
     ) -> "Shape":
-        """Returns a numeric column's contributions on a grid of the knots and ends.
+        """Returns a numeric column's contributions at knots and ends, as plots need.
 
         `curve`, `knots` and `ends` are in scales from the center, (x - center) / scale.
         """
@@ -168,7 +167,7 @@ def plot(
     # Intervals by title: grid, lower and upper ends (m,); drawn where they are finite.
     bands: Mapping[Any, tuple[np.ndarray, np.ndarray, np.ndarray]] | None = None,
 ) -> Any:
-    """Returns a matplotlib figure with a panel for each shape; all share one axis.
+    """Returns a matplotlib figure of an additive model, with a panel for each shape.
 
     Of more than 64 categories a panel shows those with the largest values. With
     `is_factor` the axis shows exponentials of the values.
@@ -255,7 +254,7 @@ class _Panel(NamedTuple):
 
 
 def _rows(panels: Iterable[_Panel]) -> Iterator[list[_Panel]]:
-    """Yields the panels of a figure in rows, each as wide as four panels at most."""
+    """Yields panels for `plot` in rows of at most four normal widths, or one panel."""
     row: list[_Panel] = []
     for panel in panels:
         if row and sum(drawing.span for drawing in row) + panel.span > 4:
@@ -268,7 +267,7 @@ def _rows(panels: Iterable[_Panel]) -> Iterator[list[_Panel]]:
 def _draw(
     panel: Any, shape: Shape, colors: tuple[str, ...], band: np.ndarray | None
 ) -> list[Any]:
-    """Draws a shape and intervals `band` (2, m) on axes `panel`; returns its lines."""
+    """Draws a shape and intervals `band` (2, m) on axes; returns lines for a legend."""
     panel.set_prop_cycle(color=colors)
     is_known = np.zeros(len(shape.grid), bool)
     if band is not None:

@@ -1,7 +1,6 @@
 """A progress line in notebooks: the stage, the steps and the time, all public.
 
-A call that ends within a second shows no line, and the line disappears when the call
-ends. Outside of notebooks no line is shown.
+The line appears after a second, and disappears when the call ends.
 """
 
 import contextlib

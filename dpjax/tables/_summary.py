@@ -18,7 +18,8 @@ from dpjax.tables.io._untrusted import printable
 def units_matrix(centers: ArrayLike, scales: ArrayLike) -> np.ndarray:
     """Returns the matrix that turns weights of (x - center) / scale into weights of x.
 
-    For d - 1 centers and scales it has shape (d, d): the last weight is the intercept.
+    So coefficients of scaled features get the user's units. For d - 1 centers and
+    scales it has shape (d, d): the last weight is the intercept.
 
     Example:
         >>> units_matrix([4.0], [2.0]) @ [6.0, 1.0]
@@ -35,9 +36,9 @@ def errors_of_sums(
 ) -> np.ndarray:
     """Returns standard errors (m,) of weighted sums of d estimates.
 
-    `matrix` (m, d) has the weights of the estimates in each sum, `errors` (d,) the
-    standard errors of the estimates. The error of a sum is infinite if an estimate with
-    a nonzero weight has an infinite error.
+    The sums are, for example, coefficients in other units. `matrix` (m, d) has weights
+    of the estimates, which have standard errors `errors` (d,) and correlations (d, d).
+    A sum has an infinite error if an estimate with a nonzero weight has.
 
     Example:
         >>> half = [[1.0, 0.5], [0.5, 1.0]]
@@ -64,11 +65,9 @@ def interval_of(values: ArrayLike, errors: ArrayLike, level: float) -> np.ndarra
 
 @dataclass(frozen=True, eq=False)
 class Summary:
-    """A table of coefficients, which prints as text and shows as HTML in a notebook.
+    """A table of coefficients, which prints as text and shows as HTML in a notebook."""
 
-    Everything in it is released or public.
-    """
-
+    # Everything in it is released or public.
     title: str
     names: Sequence[str]  # the intercept comes last
     coefficients: np.ndarray  # (m,), in the user's units
@@ -159,7 +158,7 @@ class Summary:
 
 
 def _factor(logarithm: float) -> str:
-    """Returns exp(`logarithm`) as text, with enough digits to differ from 1.
+    """Returns exp(`logarithm`) as text for `rows`, with digits that differ from 1.
 
     Example:
         >>> _factor(2e-7), _factor(1.0), _factor(math.inf)

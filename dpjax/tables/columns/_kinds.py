@@ -203,7 +203,7 @@ def encode(
     columns: Mapping[str, np.ndarray | Texts],
     schema: Mapping[str, Numeric | Categorical],
 ) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Encodes the columns that the schema names, in the order of the schema.
+    """Encodes the columns that the schema names, in its order, as features of a model.
 
     Args:
         columns: arrays of shape (n,), of text or numbers, by name.

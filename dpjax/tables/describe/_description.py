@@ -154,7 +154,7 @@ class Description:
     def tables(self) -> list[tuple[list[str], list[list[str]]]]:
         """Returns a table of numbers and one of categories, as (titles, rows of texts).
 
-        A table without rows is left out. Histograms are in neither.
+        They are for pages and terminals, without histograms and without empty tables.
         """
         cells: dict[bool, dict[tuple[str, ...], dict[str, str]]] = {True: {}, False: {}}
         for row in self.rows:
@@ -279,7 +279,7 @@ class Description:
 
 
 def numbers_of(description: Description) -> list[_pages.Block]:
-    """Returns a description as blocks of an HTML page: advice, tables and a picture."""
+    """Returns blocks of a page on a description: how to read it, tables, a picture."""
     blocks: list[_pages.Block] = [
         _pages.Text(
             f"{description.reading} Counts have noise, and then are moved to the "

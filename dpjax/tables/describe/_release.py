@@ -35,8 +35,7 @@ from dpjax.tables.io._texts import float32_of
 
 Kind = Numeric | Categorical | None
 MOST_RECORDS = 2**24  # solvers count so many records
-# A column of numbers gets four times the budget of a column of categories, because
-# quantiles need it.
+# Weights of columns in the budget: the quantiles of a column of numbers need more.
 _OF_NUMBERS, _OF_CATEGORIES = 4.0, 1.0
 _MOST_CELLS = 2**20  # largest number of counts of a column in all groups
 _ALL = "(all)"
@@ -68,7 +67,7 @@ def describe(
     """Releases statistics of the columns of a table, each with its interval.
 
     A column of numbers has a count, the number of missing cells, the mean, the median,
-    the 90 per cent quantile, and a histogram. A column of categories has the count and
+    the 90 percent quantile, and a histogram. A column of categories has the count and
     the share of each category, and of all other cells together. With `by`, each group
     has all of these.
 
@@ -168,10 +167,9 @@ def release(
     is then for one place, which the caller converts, and n is the number of places.
 
     The records may be a sample of m records, drawn without replacement from n =
-    `num_samples` records. Their counts and intervals are multiplied by n / m. These
-    intervals cover the table's counts too: given the table, the count of a category of
-    share p has variance m p (1 - p) (n - m) / (n - 1) in the sample, at most the m p (1
-    - p) that is used. The guarantee is for the sample.
+    `num_samples` records. Counts and their intervals are multiplied by n / m. Intervals
+    hold for the table's counts too: in the sample, a count of share p has at most the
+    variance m p (1 - p) that is used. The guarantee is for the sample.
     """
     everyone = Groups.everyone(len(next(iter(columns.values()))), place)
     size = len(everyone.codes)
@@ -335,8 +333,8 @@ class Statistics(NamedTuple):
 
     @property
     def known(self) -> tuple[np.ndarray, float]:
-        """Noisy counts (G,) of the groups' records with a value, and their variance."""
-        # Two releases count numbers, so that counts are weighted by their variances.
+        """Returns noisy counts (G,) of records with a value, and their variance."""
+        # Two releases count numbers: their mean has inverse variances as weights.
         cells, variance = self.cells[: len(self.labels)], self.stddev**2
         total, variance = np.sum(cells, axis=0, dtype=float), len(cells) * variance
         if self.counted is None:
@@ -356,7 +354,7 @@ class Statistics(NamedTuple):
     def divided(self, group: int, size: int) -> tuple[int, int]:
         """Returns how many of a group's `size` records have a value, and have none.
 
-        They are estimates from noisy counts; `group` is an index below G.
+        They add up to `size`, as noisy counts do not; `group` is an index below G.
         """
         if self.counted is None:
             return size, 0
@@ -372,8 +370,8 @@ def _of_numbers(
 ) -> Statistics:
     """Releases counts, means, quantiles and a histogram of numbers in every group.
 
-    They share the budget of this column. If `kind` has no limit, which would give a
-    public range, the histogram's budget also pays for a release of its bins' edges.
+    All are for the rows of `describe`, and share `budget`. If `kind` has no limit, and
+    so no public range, the histogram's part also pays for a release of its bins' edges.
     """
     mean_key, edge_key, count_key = _keys.split(key, 3)
     within, edges = kind.range, None
@@ -454,7 +452,7 @@ def _sizes_of(
     """Returns estimates of the number of records in each group, integers (G,).
 
     Every column with these groups, and the column of groups itself (`own`), has noisy
-    sizes, which are averaged with inverse variances as weights.
+    sizes. Their mean, weighted by inverse variances, is used for every column.
     """
     counts = [release.size for release in releases]
     if own is not None:
@@ -503,7 +501,7 @@ def _rows_of(
     *,
     cells: np.ndarray | None = None,  # counts of the categories; None: the release's
 ) -> Iterator[Row]:
-    """Yields a column's released numbers, each with its interval, for each group."""
+    """Yields a column's released numbers with intervals, by group, for `release`."""
     in_table = (0, len(groups.codes)), scale
     shares, share_errors = _shares(release, groups.num_records)
     for group, (group_name, size) in enumerate(zip(groups.names, sizes, strict=True)):
@@ -539,7 +537,7 @@ def _rows_of(
 def _shares(
     release: Statistics, num_records: int | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns shares (k, G) of k categories in G groups, and their standard errors.
+    """Returns shares (k, G) of categories in groups, and standard errors, for rows.
 
     `num_records` is the public size of a single group. If it is None, N is the sum of k
     noisy counts, and the noise of a share p = c / N has variance ((1 - p)^2 + (k - 1)

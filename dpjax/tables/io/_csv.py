@@ -67,7 +67,7 @@ def read_names(path: Path, text_format: TextFormat) -> list[str]:
 def read_chunks(
     path: Path, names: list[str], text_format: TextFormat
 ) -> Iterator[dict[str, Any]]:
-    """Yields blocks of records: dicts from `names` to columns of strings (`Texts`)."""
+    """Yields blocks of a file's records, as dicts from `names` to `Texts` (strings)."""
     header, delimiter, blocks = _begin(path, text_format)
     if missing := set(names) - set(header):
         raise ValueError(f"its columns have changed: {missing} are not there")
@@ -81,7 +81,7 @@ def read_chunks(
 
 
 def survey(path: Path, text_format: TextFormat) -> Survey:
-    """Counts odd lines, such as blank lines or totals; for the owner, not private."""
+    """Counts odd lines, such as totals, to warn the data's owner; not private."""
     header, delimiter, blocks = _begin(path, text_format)
     counts, blank_at_end, last = Counter[str](), 0, ""
     for records in blocks:
@@ -107,6 +107,7 @@ def survey(path: Path, text_format: TextFormat) -> Survey:
 
 def _begin(path: Path, text_format: TextFormat) -> tuple[list[str], str, Iterator[Any]]:
     """Returns column names, the delimiter, and an iterator over series of records."""
+    # The polars series have a text for each record, which is not cut into cells.
     import polars as pl
 
     # A first line such as "sep=;" names the delimiter, and is above the header.
@@ -239,7 +240,7 @@ def _decoded(line: str, codec: str) -> str:
 
 
 def _joined(blocks: Iterator[Any]) -> Iterator[Any]:
-    """Yields series of records from series of lines, joined while a quote is open."""
+    """Yields series of records from series of lines; quoted cells may span lines."""
     import polars as pl
 
     rest = pl.Series([], dtype=pl.String)
@@ -267,7 +268,7 @@ def _without_first(blocks: Iterator[Any], count: int) -> Iterator[Any]:
 
 
 def _without_last(blocks: Iterator[Any], count: int) -> Iterator[Any]:
-    """Yields blocks of records (polars series) without the last `count` records."""
+    """Yields blocks of records (series) without the last `count`, such as totals."""
     import polars as pl
 
     rest = pl.Series([], dtype=pl.String)

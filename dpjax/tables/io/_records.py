@@ -205,6 +205,7 @@ def _parquet() -> Any:
 
 def _types(metadata: Any, names: list[str], path: Path) -> dict[str, Layout]:
     """Returns NumPy type and shape of each column's values; raises unless numeric."""
+    # So `Parquet` compares files; `metadata` is of the file at `path`.
     schema = metadata.schema.to_arrow_schema()
     types = {}
     for name in names:
@@ -381,7 +382,7 @@ def batches(
 
 
 def _rows_at(source: Records, rows: np.ndarray) -> PyTree:
-    """Returns the records with numbers `rows` (k,), in order; zeros for padding, -1."""
+    """Returns a batch: records number `rows` (k,) in order; zeros for padding, -1."""
     places = np.argsort(rows, kind="stable")[np.count_nonzero(rows < 0) :]
 
     def placed(x: np.ndarray) -> np.ndarray:
@@ -395,7 +396,7 @@ def _rows_at(source: Records, rows: np.ndarray) -> PyTree:
 def _placed(
     num_rows: int, sharding: NamedSharding, read: Callable[[slice], PyTree]
 ) -> PyTree:
-    """Returns sharded arrays (num_rows, ...); `read` returns the rows of one shard."""
+    """Returns sharded arrays (num_rows, ...); `read` reads this process's shards."""
     places = sharding.addressable_devices_indices_map((num_rows,))
     shares = [
         jax.tree.map(partial(jax.device_put, device=device), read(rows))

@@ -214,7 +214,7 @@ class Reservoir:
         self._num_rows = 0
 
     def add(self, columns: Sequence[Any], tags: np.ndarray) -> None:
-        """Adds k rows with tags (k, 2), but none with tags above a full sample's."""
+        """Adds k rows with tags (k, 2), except rows with tags above a full sample's."""
         part = [tags, *columns]
         if self._limit is not None:
             rows = np.flatnonzero(tags[:, 0] <= self._limit)

@@ -1,8 +1,7 @@
 """Reads a user's CSV, Parquet or NPZ files, or a data frame, into columns.
 
-A folder is read as its files, one after the other in the order of their names. All of
-them must be files of these kinds, except names that begin with a dot or an underscore,
-which are left out.
+A folder is read as its files in the order of their names. All must be of these kinds,
+except names that begin with a dot or an underscore, which are left out.
 
 Names, types and the number of records are public. No value of a cell raises an error or
 changes another record; `dpjax.tables.io._csv` defines the records of a text file.
@@ -80,8 +79,8 @@ def declared_kinds(path: Path) -> dict[str, str]:
     """Returns kinds by the names of columns, as Parquet files declare them, else {}.
 
     Kinds are "number", "text", "truth" (boolean), "time" and "nested". A column is left
-    out if the files of a folder disagree on it. No records are read, nor categories of
-    a type, which usually come from the records.
+    out if the files of a folder disagree on it. A schema may use kinds, because no
+    records are read, nor categories of a type, which usually come from the records.
     """
     declared = []
     for file in files_of(path):
@@ -126,7 +125,7 @@ def read_columns(
 def read_chunks(
     path: Path, names: list[str], text_format: TextFormat = PLAIN
 ) -> Iterator[dict[str, Column]]:
-    """Yields columns by name as `read_columns` returns them, some records at a time."""
+    """Yields columns by name as `read_columns` does, in chunks, which save memory."""
     for file in files_of(path):
         _, read = _READERS[_suffix(file)]
         with _readable(file):
@@ -153,7 +152,7 @@ def read_chunks(
 
 
 def joined(parts: Sequence[Column]) -> Column:
-    """Returns a column from its parts in order; `Texts` if any part is `Texts`."""
+    """Returns a column from its chunks in order; `Texts` if any chunk is `Texts`."""
     if len(parts) == 1:
         return parts[0]
     texts = [part for part in parts if isinstance(part, Texts)]
@@ -170,7 +169,7 @@ def joined(parts: Sequence[Column]) -> Column:
 
 
 def frame_names(frame: Any) -> list[str]:
-    """Returns the names of the columns of a frame, an Arrow table or a mapping."""
+    """Returns the names of columns of a frame or mapping; raises if names repeat."""
     names = getattr(frame, "column_names", getattr(frame, "columns", ()))
     names = [*(frame if isinstance(frame, Mapping) else names)]
     rule = "a data frame, a mapping of arrays, or the path of a file"
@@ -181,7 +180,7 @@ def frame_names(frame: Any) -> list[str]:
 
 
 def frame_columns(frame: Any, names: list[str]) -> dict[str, Column]:
-    """Returns columns of a pandas or polars frame, an Arrow table or a mapping.
+    """Returns columns `names` of a pandas or polars frame, an Arrow table or a mapping.
 
     Their cells, (n,), are texts or numbers. A type of times raises `ValueError`.
 
@@ -194,6 +193,7 @@ def frame_columns(frame: Any, names: list[str]) -> dict[str, Column]:
 
 def _frame_column(name: str, column: Any) -> Column:
     """Returns a column as an array, or `Texts` to keep all digits; raises for times."""
+    # For `frame_columns`: an array of floats would merge large whole numbers.
     if isinstance(column, Texts):
         return column
     kind, polars = kind_of(column), sys.modules.get("polars")
@@ -257,7 +257,7 @@ def _parquet_names(path: Path, text_format: TextFormat) -> list[str]:
 def _read_parquet(
     path: Path, names: list[str], text_format: TextFormat
 ) -> Iterator[dict[str, Column]]:
-    """Yields columns by name for each chunk of rows; raises for dates and lists."""
+    """Yields a chunk of rows as columns by name; raises for dates and lists."""
     import polars as pl
 
     with _parquet(path) as file:
@@ -288,13 +288,13 @@ def _parquet(path: Path) -> Any:
 
 def _parquet_kind(field: Any) -> str | None:
     """Returns "nested", "truth" (boolean), "bytes" or else `kind_of` an Arrow field."""
+    # Columns of files are checked by it. A column of type null has only missing cells.
     from pyarrow import types
 
     if types.is_nested(field.type):
         return "nested"
     if types.is_boolean(field.type):
         return "truth"
-    # A column of the type null holds only missing cells.
     is_bytes = re.match("(large_|fixed_size_)?binary|null", str(field.type))
     return "bytes" if is_bytes else kind_of(field)
 

@@ -78,7 +78,7 @@ class TextFormat:
         return (self.decimal, self.thousands, self.currency) == (".", None, None)
 
     def plain(self, cells: Any) -> Any:
-        """Returns texts (a polars series) with numbers in Python's notation."""
+        """Returns texts (polars series) with numbers in Python's notation, to cast."""
         # So 1.234,5 becomes 1234.5, and other texts null; a plain format changes none.
         if self.has_plain_numbers:
             return cells
@@ -196,7 +196,7 @@ class Texts:
 
 
 def numbers_of(column: np.ndarray | Texts) -> np.ndarray:
-    """Returns a column in float64, NaN where a cell holds no finite number.
+    """Returns a column in float64, for `Numeric`, NaN where no finite number stands.
 
     Example:
         >>> numbers_of(np.array(["1e3", "True", "1_8", None, "inf"], object)).tolist()
@@ -232,7 +232,7 @@ def number_of(cell: Any) -> float:
 
 
 def text_of(cell: Any) -> str:
-    """Returns a cell as text without blanks around it; no cell raises an error.
+    """Returns the text by which a cell is compared, stripped; no cell raises an error.
 
     Example:
         >>> text_of(b" Ghent"), text_of(None), text_of(10**5000)

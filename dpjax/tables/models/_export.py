@@ -143,8 +143,8 @@ class Parts(NamedTuple):
 
 
 def parts_of(model: "Model", terms: Terms) -> Parts:
-    """Returns a model, whose weights and curves are `terms`, as `Parts` to export."""
-    # Raises `ValueError` unless weights are finite and names are UTF-8 without NUL.
+    """Returns what an export writes of a model: columns, intercept, link and units."""
+    # Weights and curves (`terms`) must be finite, and names UTF-8 without NUL.
     numbers = [terms.slopes, terms.heights]
     is_finite = all(np.isfinite(each).all() for each in numbers)
     _validate.require(is_finite, "params", numbers, "finite in a model to export")
@@ -189,7 +189,7 @@ def parts_of(model: "Model", terms: Terms) -> Parts:
 def _ramps(
     terms: Terms, place: int, limit: float
 ) -> tuple[tuple[float, float, float], ...]:
-    """Returns the linear pieces (low, high, slope) of a feature's curve or line."""
+    """Returns a feature's curve or line in pieces (low, high, slope), for an export."""
     # `place` is the feature's index; ends and `limit` are in scales from the center.
     end = min(limit, LARGEST if terms.knots else _FARTHEST)
     knots = terms.knots if place in terms.smooth else ()
@@ -203,7 +203,7 @@ def _ramps(
 
 
 def _levels(name: str, kind: Numeric | Categorical, weights: list[float]) -> Levels:
-    """Returns a column's weights by the texts and the numbers that match a category."""
+    """Returns weights by the texts and numbers that match a category, for an export."""
     # Category 1 matches 1, 1.0 and true; category 01 the text 01 and the number 1.
     # `weights` has a weight for each category, in order; more weights may follow.
     spellings = {text: weights[at] for text, at in _spellings(kind).items()}
@@ -249,7 +249,7 @@ def _spellings(kind: Numeric | Categorical) -> dict[str, int]:
 def sql_file(parts: Parts) -> bytes:
     """Returns a model, given by its columns, link and units, as one SQL expression.
 
-    For a row of the table `record`, the expression (UTF-8) is what `predict` returns.
+    In a database it computes `Model.predict` for a row of the table `record`; UTF-8.
     """
     names = [*parts.inputs]
     is_fine = len({name.casefold() for name in names}) == len(names)
@@ -308,7 +308,7 @@ def _is_by_value(part: Numbers | Levels) -> bool:
 
 
 def _added(part: Numbers | Levels, place: int) -> str:
-    """Returns an SQL expression of what column number `place` adds to the score."""
+    """Returns as SQL what column number `place`, a curve or weights, adds to scores."""
     x = f"x{place}"
     if isinstance(part, Levels):
         return _of_category(part, place)
@@ -338,7 +338,7 @@ def _added(part: Numbers | Levels, place: int) -> str:
 
 
 def _of_category(part: Levels, place: int) -> str:
-    """Returns an SQL expression of the weight of the category in column `place`."""
+    """Returns as SQL the weight of the category in column number `place`, 0 if none."""
     is_text = f"k{place} = " if _is_by_value(part) else f"t{place} = "
     is_value = f"x{place} = "
     cases = []

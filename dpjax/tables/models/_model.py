@@ -263,7 +263,7 @@ class Model:
             level: the probability of each of its `intervals`, shape (d, 2), in (0, 1).
 
         Raises:
-            ValueError: If the level is out of its range, or there are no errors.
+            ValueError: If the level is out of its range, or `standard_errors` is None.
         """
         _validate.probability(level=level)
         errors, correlations = self.standard_errors, self.correlations
@@ -332,8 +332,7 @@ class Model:
 
 
 _FORMAT = 2
-# The members of `NeighboringRelation`, listed here because its package takes a second
-# to import.
+# The members of `NeighboringRelation`, whose package takes a second to import.
 _RELATIONS = "ADD_OR_REMOVE_ONE", "REPLACE_ONE", "REPLACE_SPECIAL"
 _ERRORS = "standard_errors", "correlations"  # entries that a file may lack
 
@@ -347,8 +346,7 @@ def model_file(model: Model) -> bytes:
     version of this format; `columns`, in order, each with center and scale or its
     categories; `knots`, m numbers in scales from the center; and `curves`, the names of
     the k features with a curve. A model with intervals also has the `standard_errors`
-    of params, shape (d,), and their `correlations`, shape (d, d), which readers of the
-    file may ignore.
+    of params, shape (d,), and their `correlations`, shape (d, d).
     """
     terms, names = Terms.of(model.params), model.feature_names
     content = {
@@ -444,7 +442,7 @@ def _model(
     errors: Mapping[str, np.ndarray],  # standard errors and correlations, if any
     content: Mapping[str, Any],  # the JSON
 ) -> Model:
-    """Returns the model of a file's arrays and JSON; raises if a type is wrong."""
+    """Returns, for `load_model`, a file's model; raises if a value's type is wrong."""
     target, privacy, columns, versions = (
         of_type(dict, name, content[name])
         for name in ("target", "privacy", "columns", "versions")

@@ -42,11 +42,11 @@ _FURTHEST = 30.0  # z in the docstring of `Release`
 _MOST_BITS = 20  # the largest k
 _LARGEST_STDDEV = 2**25  # of one draw, in units; more noise is a sum of draws
 _NUM_RESAMPLES = 200
-WIDTH = 1.96  # standard deviations: 95 per cent of a normal law
+WIDTH = 1.96  # standard deviations: 95 percent of a normal law
 
 
 class Interval(NamedTuple):
-    """A released number, with 95 per cent bounds for sampling and noise together."""
+    """A released number, with 95 percent bounds for sampling and noise together."""
 
     value: float
     low: float
@@ -87,11 +87,10 @@ class Release:
     so these reveal nothing about a count. Sums in float64 are exact below 2^52 units.
 
     By (3) and (4) of `dpjax.accounting._discrete_gaussian`, d counts cost as much as
-    with Gaussian noise of the same standard deviation (s counts, or S units), except
-    for 2 eta in epsilon and e^eta in delta, where eta = d z^2 / (8 S^2). The mass
-    beyond z = 30 is below e^-420. The standard deviation is therefore multiplied by 1 +
-    2^-16 and by 1 + 4 eta m, with the noise multiplier m, which pays for both terms:
-    `docs/privacy/proofs/estimators.md`, 9.5.
+    with Gaussian noise of the same standard deviation S (in units), except for 2 eta in
+    epsilon and e^eta in delta, eta = d z^2 / (8 S^2); the mass beyond z = 30 is below
+    e^-420. Multiplying the standard deviation by 1 + 2^-16 and by 1 + 4 eta m, with the
+    noise multiplier m, pays for both: `docs/privacy/proofs/estimators.md`, 9.5.
     """
 
     def __init__(self, key: Key, multiplier: float):
@@ -259,9 +258,8 @@ def _of_numbers(
         exact = (Interval(*[times * limit] * 3) for limit in limits)
         measures.append(Measure(f"{name}: clipped to", *exact))
     if other is not None:
-        # The interval takes the ends that are furthest apart, because the standard
-        # deviation of a difference is at most the sum of both, however they depend on
-        # each other.
+        # The interval takes the ends that are furthest apart, because a difference's
+        # standard deviation is at most the sum of both, however they depend.
         own, constant = squares
         pairs = zip((own.value, own.high, own.low), constant, strict=True)
         shares = (max(1 - x / max(y, 1e-12), -1.0) for x, y in pairs)
@@ -341,10 +339,11 @@ def _means(
     seen: float,  # the released number of these records
     is_end: np.ndarray | None = None,  # (n,), which means are at an end of their range
 ) -> tuple[list[list[Interval]], Interval | None]:
-    """Releases the means of terms, such as losses, of a model and a constant (rows).
+    """Releases the mean of each term, such as a loss, for a model and for a constant.
 
-    Values are clipped to [0, bound of the row]. Returns a pair of means for each term,
-    and the share of records in `is_end`, or None; all over the records in `is_known`.
+    A term's values have a row for the model and a row for the constant, each clipped to
+    [0, its bound]. Returns a pair of means for each term, and the share of records in
+    `is_end`, or None; all over the records in `is_known`.
 
     Sensitivity:
         1000 sqrt(k) of the k sums, 2 for each term, of whole numbers up to 1000,
@@ -458,12 +457,11 @@ def _of_classes(
 ) -> tuple[list[Measure], list, np.ndarray, float]:
     """Releases accuracy and ROC areas of a model of K classes, from noisy counts.
 
-    The accuracy is from counts of (label, whether it is predicted). The area of each
-    class against the rest is from counts of (whether it is the label, bin of its
+    The accuracy is from counts of (label, whether it is predicted), the area of each
+    class against the rest from counts of (whether it is the label, bin of its
     probability). A record is in one count of the first kind, which is multiplied by w
     before noise is added, and in K of the second. So the l2 sensitivity is sqrt(2 w^2 +
-    2 K), and with another model sqrt(2) times as much; with w about sqrt(K) each kind
-    has half of the budget.
+    2 K), and with another model sqrt(2) times as much; w is about sqrt(K).
 
     `scores` are log probabilities (n, K), and `targets` indices of classes. Returns as
     `_of_labels` does, with an empty calibration.
@@ -550,7 +548,7 @@ def _within_one(interval: Interval) -> Interval:
 
 
 def _random_bytes_of(key: Key) -> RandomBytes:
-    """Returns a function that draws `count` random bytes, as secret as the key."""
+    """Returns a function from a count to random bytes, as secret as the noise's key."""
     left = b""
 
     def random_bytes(count: int) -> bytes:
@@ -575,8 +573,7 @@ def interval_of(
     The bounds are from a parametric bootstrap with the released counts as shares.
     """
     rng = np.random.default_rng(0)
-    # Counts that are mostly noise are set to zero. Clipped at zero, many of them would
-    # have a large sum.
+    # Counts that are mostly noise become zero: clipped at zero, many have a large sum.
     shares = np.where(counts > 2 * stddev, counts, 0.0).ravel()
     if shares.sum() <= 0:
         shares = np.ones(counts.size)

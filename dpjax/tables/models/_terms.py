@@ -109,6 +109,7 @@ def bending_features(columns: Mapping[str, Numeric | Categorical]) -> list[int]:
 
 def check_curves(curves: "Curves | Terms", numbers: list[int]) -> None:
     """Raises unless knots ascend and curves are of features, by index, in `numbers`."""
+    # For `Model`, which may be from a file; features in `numbers` may have a curve.
     smooth, knots, heights = curves.smooth, curves.knots, np.asarray(curves.heights)
     index, shape = len(curves.slopes) - 1, (len(smooth), len(knots))
     intercept = getattr(curves, "intercept", index)
@@ -125,7 +126,7 @@ def check_curves(curves: "Curves | Terms", numbers: list[int]) -> None:
 
 
 def check_errors(size: int, errors: Any, correlations: Any) -> None:
-    """Raises unless standard errors (size,) are positive and correlations finite."""
+    """Raises unless a model's errors (size,) are positive, its correlations finite."""
     errors, pairs = np.asarray(errors), np.asarray(correlations)
     is_pairs = pairs.shape == 2 * (size,) and pairs.dtype.kind == "f"
     is_pairs = is_pairs and bool(np.all(np.isfinite(pairs)))
