@@ -147,7 +147,7 @@ def files(model: Model, content: Mapping[str, Any]) -> dict[str, bytes]:
 
 
 def _plain(entry: Any) -> Any:
-    """Returns a solver's arguments or statistics, or parts of them, in types of JSON.
+    """Returns a solver's arguments or statistics in types of JSON, for report.json.
 
     Vectors become lists, larger arrays a text with their shape, NaN and infinities
     None, and unknown objects their repr.
