@@ -343,7 +343,7 @@ def _of_categories(cells: Cells, texts: Mapping[str, int]) -> Cells:
 
 
 def say_to_curator(texts: Iterable[str]) -> None:
-    """Prints messages about cells, under a warning that no guarantee covers them."""
+    """Prints messages to the data's owner, warning that no guarantee covers them."""
     for place, text in enumerate(texts):
         if place == 0:
             _terminal.warn(
@@ -473,7 +473,7 @@ _YES = ("yes", "true", "1", "y", "t")
 
 
 def guess_names(path: Path, names: Sequence[str]) -> dict[str, Guess]:
-    """Guesses by column what a schema declares, from names and types, not records."""
+    """Guesses what a schema says of each column by names and declared types alone."""
     guesses = {name: guess_name(name) for name in names}
     for name, kind in declared_kinds(path).items():
         guess = guesses[name]

@@ -178,7 +178,7 @@ def train_private(
     data: Dataset,
     *,
     key: Key,
-    on_step: OnStep,  # takes a name, the steps done and their number, for a bar
+    on_step: OnStep,  # moves a bar; takes a name, the steps done, and all steps
     run_folder: RunFolder | None = None,  # of --checkpoint
 ) -> Solution:
     """Returns the model and guarantee of the planned training, on the training records.
@@ -300,9 +300,9 @@ def evaluation_privacy(
 
 def evaluate(
     plan: Plan,
-    data: Dataset,
+    data: Dataset,  # whose test records are scored
     solution: Solution,  # of the training
-    privacy: PrivacyGuarantee,
+    privacy: PrivacyGuarantee,  # for the scores
     target: Any,  # what the schema declares of it: a scale, or the positive label
     *,
     key: Key,

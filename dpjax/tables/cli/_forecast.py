@@ -388,7 +388,7 @@ def _measure(plan: Plan, predictions: np.ndarray, data: Dataset) -> tuple[float,
 def made_records(
     schema: Schema,
     num_samples: int,  # for training; the number of test records is fixed
-    loss: _settings.LossName,
+    loss: _settings.LossName,  # decides what the target is
     *,
     tail: float,  # degrees of freedom of Student's t-distribution
     signal: float,  # in (0, 1)

@@ -128,7 +128,7 @@ class Trained:
 
 
 def files(model: Model, content: Mapping[str, Any]) -> dict[str, bytes]:
-    """Returns report.json (from `content`) and model.npz by name; the model comes last.
+    """Returns report.json (of `content`) and model.npz, which is written last, by name.
 
     The report lists coefficients with their intervals, if the model has intervals.
     """

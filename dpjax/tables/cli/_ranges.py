@@ -46,8 +46,7 @@ class Ranges:
     def joined(self, training: PrivacyGuarantee) -> PrivacyGuarantee:
         """Returns the guarantee of these centers and scales and a training together.
 
-        Both use the same records: by basic composition epsilons add up, and so do
-        deltas.
+        Both use the same records, so epsilons add up, and deltas (basic composition).
         """
         parts = self.privacy, training
         # A tuple, although a list is declared: a guarantee's event must be hashable.
@@ -103,7 +102,7 @@ def _target_share(num_columns: int) -> float:
 
 
 def release_ranges(
-    planned: Ranges,
+    planned: Ranges,  # by `plan_ranges`
     table: Table,
     *,
     key: Key,
@@ -112,7 +111,7 @@ def release_ranges(
 ) -> tuple[Ranges, Table]:
     """Returns released centers and scales, and the table with them in its schema.
 
-    So the table can be encoded. `release_scales` computes them from the training
+    Then it can be encoded. `release_scales` computes them from the training
     records, as for `dpjax.sklearn`. Without `is_centered`, for a log link, the target's
     scale is measured from zero. If features `may_bend`, most of their numbers are
     within two scales, as the knots of curves require.

@@ -225,7 +225,7 @@ class Release(NamedTuple):
 
 
 def begin(settings: ReleaseOptions, names: Sequence[str]) -> Release:
-    """Returns a release with checked paths, and with a new key or a saved one.
+    """Returns a release with checked paths, and a new key or that of a stopped run.
 
     `names` are the files to write. The folder of --checkpoint must not be a link, and
     must be apart from the output and the inputs, because it is removed in the end.

@@ -227,7 +227,7 @@ def _attacks(privacy: PrivacyGuarantee) -> list[Block]:
 def _with_event(content: Content, privacy: PrivacyGuarantee) -> PrivacyGuarantee:
     """Returns the guarantee with its `DpEvent`, if the run has Gaussian noise alone.
 
-    The event, which files lack, gives tighter bounds on attacks. It is known if the
+    The event, which no file has, gives tighter bounds on attacks. It is known if the
     noise multiplier in the run's JSON, `content`, for all steps or for each, costs the
     stated epsilon; otherwise `privacy` is returned as it is. The k records of a unit
     move a mean k times as far as one record. A sample has the delta(epsilon) of a batch
@@ -255,7 +255,7 @@ def _with_event(content: Content, privacy: PrivacyGuarantee) -> PrivacyGuarantee
 
 
 def _of_model(content: Content, model: Model) -> dict[str, list[Block]]:
-    """Returns tables and pictures of a model and report.json (`content`), by name."""
+    """Returns tables and pictures for `report.md`, by name, of a model and its JSON."""
     settings = [
         [name.replace("_", " "), _plain(entry)]
         for name, entry in (content["arguments"] | content["stats"]).items()

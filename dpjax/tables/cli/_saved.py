@@ -280,9 +280,9 @@ def _said_of_cells(model: Model, columns: Mapping[str, Column]) -> Iterator[str]
 def _said_of_means(
     model: Model, columns: Mapping[str, Column], means: np.ndarray
 ) -> Iterator[str]:
-    """Yields a warning if predicted means (n,) are at an end of the model's range.
+    """Yields a warning if predicted means (n,) are clipped to the model's range.
 
-    True ones may be beyond it. It is in proportion to an exposure, if `columns` has it.
+    A record's range is in proportion to its exposure, in `columns` (1 if not there).
     """
     if model.mean_range is None:
         return

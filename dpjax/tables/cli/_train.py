@@ -22,7 +22,8 @@ def train(settings: Settings) -> None:
     into the ledger, before a value of a record is used.
 
     A run that breaks off leaves the folder of --checkpoint if it has a state to resume
-    from. With other options or records it is refused, which no guarantee covers.
+    from. With other options or records the command refuses this folder: that depends on
+    the records, and is for the curator, outside the guarantee.
     """
     release = begin(settings, _outputs.NAMES)
     # Each use has its own key, so that no noise is drawn twice.

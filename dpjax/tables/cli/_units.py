@@ -106,7 +106,7 @@ def units_of(
 
 
 def named(cells: Iterable[Any] | Texts) -> tuple[list[str], np.ndarray]:
-    """Returns units' names, with repetitions, and the index (n,) of each cell's name."""
+    """Returns units' names, with repetition, and the index (n,) of each cell's name."""
     if isinstance(cells, Texts):
         texts, codes = cells.distinct
     elif isinstance(cells, np.ndarray) and cells.dtype != object:
