@@ -26,7 +26,7 @@ def _print_version(is_asked: bool) -> None:
 
 
 @app.callback()
-def main(  # for `dpjax` without a command; the docstring is the title of its help
+def main(  # declares --version; the docstring is the title of the help of `dpjax`
     version: Annotated[
         bool,
         typer.Option(

@@ -2,8 +2,8 @@
 
 No guarantee covers counts of cells. They are only for somebody who may read the records
 anyway, and are written to no file. A schema is guessed from public facts: the names of
-columns, and the types that a Parquet file declares (number, text, time). Categories of
-enumerations are not public, because they usually list what occurs in the records. With
+columns, and the types that a Parquet file declares (number, text, time), but not the
+categories of enumerations, which usually list what occurs in the records. With
 --from-data a schema is guessed from the records too.
 """
 
@@ -74,10 +74,8 @@ class Cells(NamedTuple):
     far: int = 0  # cells over five scales from the center, or above the maximum
     looks: str = ""  # the commonest format of unread numbers, and how to read it
     example: str = ""  # the commonest cell that is in no category
-    # Cells with the commonest value outside the categories, if it is common enough to
-    # be the reference level.
-    reference: int = 0
-    level: str = ""  # the reference level: a category without a feature
+    reference: int = 0  # cells with the reference level, `level`
+    level: str = ""  # the commonest value in no category, if it is common
     undecoded: int = 0  # missing cells whose bytes do not decode
 
     @property
@@ -91,7 +89,7 @@ class Cells(NamedTuple):
 
 
 def check(settings: CheckSettings) -> None:
-    """Runs `dpjax check`: prints for the data's owner how many cells can be used."""
+    """Runs `dpjax check`: shows the data's owner how well a schema fits a file."""
     path, text_format = Path(settings.source), settings.text_format
     kinds, target = _schema.declared_columns(
         path, schema=settings.schema, target=settings.target, text_format=text_format
@@ -144,8 +142,9 @@ def _findings(
 ) -> Iterator[str]:
     """Yields a message for each column with nearly no usable cell, or many far numbers.
 
-    `kinds` (the schema's declarations) and `cells` (counts of cells) are by column;
-    `target` is the column to predict, if there is any. Far is as in `count_cells`.
+    They tell the data's owner that the schema is wrong. `kinds` (its declarations) and
+    `cells` (counts) are by column; `target` is the column to predict, if there is any.
+    Far numbers are over five scales from the center, or above the maximum.
     """
     numeric = [kind for kind in kinds.values() if isinstance(kind, Numeric)]
     is_template = all(kind == _TEMPLATE for kind in numeric)
@@ -163,7 +162,8 @@ def _remarks(
 ) -> Iterator[str]:
     """Yields messages on missing targets, undecodable bytes and unlisted categories.
 
-    Arguments are as in `_findings`, which finds columns that can hardly be used.
+    They tell the data's owner of columns that can be used nevertheless. The schema's
+    `kinds` and the counts `cells` are by column; `target` is the column to predict.
     """
     for name, kind in kinds.items():
         counts = cells[name]
@@ -186,10 +186,10 @@ def _remarks(
 
 
 def _unmatched(labels: tuple[str, ...], cells: Cells, *, is_target: bool) -> str:
-    """Returns a message if too few cells have one of the schema's `labels`, else "".
+    """Returns a warning if too few cells have one of the schema's `labels`, else "".
 
-    `cells` are counts of the column's cells. A target has a single label, that of the
-    positive class: then there is also a message if nearly all cells have it.
+    The file may spell them otherwise. `cells` counts the column's cells. A target has a
+    single label, of the positive class: if nearly all cells have it, this warns, too.
     """
     share, used = cells.used / max(cells.total, 1), cells.of_all(cells.used)
     if is_target:
@@ -212,11 +212,12 @@ def _unmatched(labels: tuple[str, ...], cells: Cells, *, is_target: bool) -> str
 
 
 def _unread(kind: Any, cells: Cells, *, is_template: bool) -> str:
-    """Returns a message if nearly no cell is a number, or many are far, else "".
+    """Returns a warning if nearly no cell is a number, or many are far, else "".
 
-    `kind` is the schema's declaration of the column, and `cells` counts its cells; far
-    is as in `count_cells`. With `is_template` all centers and scales are still the 0
-    and 1 of the template schema, and fewer far numbers give a message.
+    The column's declaration, `kind`, is then wrong. `cells` counts the cells; far ones
+    are over five scales from the center, or above the maximum. With `is_template` all
+    columns of numbers have center 0 and scale 1, as `dpjax schema` writes without a
+    guess: then fewer far numbers give a warning.
     """
     is_amount = isinstance(kind, BoundedColumn)
     if cells.used <= _NEARLY_NONE * cells.total:
@@ -241,7 +242,10 @@ def _unread(kind: Any, cells: Cells, *, is_template: bool) -> str:
 def _rows(
     kinds: Mapping[str, _schema.Kind], cells: Mapping[str, Cells], target: str | None
 ) -> Table:
-    """Returns the table of `check`, by column; the arguments are as in `_findings`."""
+    """Returns the table of `check`, a line per column: declaration and unusable cells.
+
+    The schema's `kinds` and the counts `cells` are by column; `target` is one of them.
+    """
     lines, right = [], ["missing", "not read", "beyond 5 scales"]
     for name, kind in kinds.items():
         counts = cells[name]
@@ -276,10 +280,11 @@ def _percent(count: int, total: int) -> str:
 def count_cells(
     kind: Numeric | Categorical | BoundedColumn | None, column: Column
 ) -> Cells:
-    """Returns counts of a column's cells: how many are missing, not readable, or far.
+    """Returns how many of a column's cells are missing, not readable, or far.
 
-    `kind` is the schema's declaration; None stands for numbers of unknown range. Far
-    numbers are over five scales from the center, or above the maximum.
+    The counts are for messages to the data's owner, which are not private. `kind` is
+    the schema's declaration; None stands for numbers of unknown range. Far numbers are
+    over five scales from the center, or above the maximum.
     """
     is_used = (kind or Numeric()).is_read(column)
     unused = count_texts(column[np.flatnonzero(~is_used)])
@@ -319,11 +324,11 @@ def count_texts(column: Column) -> Counter[str]:
 
 
 def _of_categories(cells: Cells, texts: Mapping[str, int]) -> Cells:
-    """Returns `cells`, counts of a categorical column's cells, with a reference level.
+    """Returns `cells`, counts for a column of categories, with its reference level.
 
-    This is the category without a feature, so the schema does not list it: it is taken
-    to be the commonest text in `texts`, the counts of unlisted texts. If that is in
-    under 1 % of all cells, it is only the example of cells that match no category.
+    The schema does not list this category, which needs no feature: its cells are no
+    error. It is taken to be the commonest of `texts`, the counts of unlisted texts. If
+    that is in under 1 % of all cells, it is only an example of an unlisted category.
     """
     common = [text[:_LONGEST] for text, _ in Counter(texts).most_common(2)]
     most = max(texts.values(), default=0)
@@ -338,7 +343,7 @@ def _of_categories(cells: Cells, texts: Mapping[str, int]) -> Cells:
 
 
 def say_to_curator(texts: Iterable[str]) -> None:
-    """Prints messages about cells, under a warning that no guarantee covers them."""
+    """Prints messages to the data's owner, warning that no guarantee covers them."""
     for place, text in enumerate(texts):
         if place == 0:
             _terminal.warn(
@@ -349,7 +354,7 @@ def say_to_curator(texts: Iterable[str]) -> None:
 
 
 def remarks_on_lines(path: Path, text_format: TextFormat) -> Iterator[str]:
-    """Yields messages on lines of a text file that may be no record, such as totals."""
+    """Yields advice on lines of a text file that may be no records, such as totals."""
     for name, lines in surveys(path, text_format).items():
         if lines.one_more >= _NEARLY_ALL * lines.records > 0:
             yield (
@@ -393,7 +398,7 @@ def undecoded(cells: Cells) -> str:
 
 
 def _look(text: str) -> str:
-    """Returns advice on reading "8%" or "1,509" as a number; "" if there is none."""
+    """Returns advice, such as "try --decimal ,", to read a number like "1,5"; or ""."""
     plain = text.replace("\u00a0", " ").replace("\u202f", " ").replace("\u2019", "'")
     if re.fullmatch(r"[+-]?[\d.,' ]+%", plain):
         return "write 0.12 for 12%"
@@ -468,7 +473,7 @@ _YES = ("yes", "true", "1", "y", "t")
 
 
 def guess_names(path: Path, names: Sequence[str]) -> dict[str, Guess]:
-    """Returns guesses of columns' contents from `names` and the file's types alone."""
+    """Guesses what a schema says of each column by names and declared types alone."""
     guesses = {name: guess_name(name) for name in names}
     for name, kind in declared_kinds(path).items():
         guess = guesses[name]
@@ -494,7 +499,7 @@ def guess_name(name: str) -> Guess:
 
 
 def guess_cells(column: Column) -> Guess:
-    """Returns a guess of a column's center and scale, or categories: not private."""
+    """Guesses center and scale, or categories, for a schema from cells: not private."""
     known = float32_of(column)
     known = known[~np.isnan(known)]
     texts = {t: count for t, count in count_texts(column).items() if not is_mark(t)}
@@ -505,8 +510,7 @@ def guess_cells(column: Column) -> Guess:
         size = _rounded(float(np.median(amounts))) if len(amounts) else None
         return Guess(_rounded(middle), _rounded((high - low) / 2) or 1.0, size=size)
     if 0 < len(texts) <= _MOST_CATEGORIES:
-        # One of two categories is the reference level, which the intercept represents:
-        # only the other category needs a weight.
+        # Of two categories one is the reference level, which the intercept represents.
         named = sorted(texts, key=lambda text: (text.lower() in _YES, text))
         return Guess(categories=tuple(named[-1:] if len(named) == 2 else named))
     return Guess(left_out="has no value" if not texts else "has too many categories")

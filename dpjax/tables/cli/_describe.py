@@ -29,7 +29,7 @@ _NAMES = [f"description.{end}" for end in ("csv", "html", "json", "png", "svg")]
 
 
 def describe(settings: DescribeSettings) -> None:
-    """Runs `dpjax describe`: releases a description, writes its files and prints it.
+    """Runs `dpjax describe`: releases, writes and prints statistics of columns.
 
     The folder of --checkpoint keeps the key: a description that was stopped is computed
     again from the key, with the same numbers.
@@ -90,7 +90,7 @@ def describe(settings: DescribeSettings) -> None:
 def _read(settings: DescribeSettings, key: Key) -> tuple[dict[str, Kind], Table]:
     """Returns what the schema declares of each column, and the table with their cells.
 
-    The file is read in one pass. If it is too large, `key` draws a random sample of it.
+    If the file has more records than --max-records allows, `key` draws a sample of it.
     """
     source, text_format = Path(settings.source), settings.text_format
     declared, _ = declared_columns(

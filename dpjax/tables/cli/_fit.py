@@ -163,7 +163,7 @@ def rows_of(data: Dataset) -> tuple[np.ndarray | None, ...]:
 
 
 def training_privacy(plan: Plan, data: Dataset) -> PrivacyGuarantee:
-    """Returns the guarantee of `train_private`, from the shapes of `data` alone."""
+    """Returns the guarantee of `train_private` before it runs, from shapes alone."""
 
     def as_shape(x: np.ndarray) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(x.shape, jnp.float32)
@@ -178,7 +178,7 @@ def train_private(
     data: Dataset,
     *,
     key: Key,
-    on_step: OnStep,  # takes a name, the steps done and their number, for a bar
+    on_step: OnStep,  # moves a bar; takes a name, the steps done, and all steps
     run_folder: RunFolder | None = None,  # of --checkpoint
 ) -> Solution:
     """Returns the model and guarantee of the planned training, on the training records.
@@ -208,11 +208,11 @@ def train_private(
 def compare(
     plan: Plan, data: Dataset, private: Solution, *, key: Key, on_step: OnStep
 ) -> list[Score]:
-    """Returns scores of models of a public data set, with the `private` model last.
+    """Returns test scores of models of a public data set: they show privacy's cost.
 
-    `private` is the result of `train_private`. It is compared on test records with the
-    best constant and a linear model, both without privacy; and, if the plan has curves
-    or other arguments, with a plain linear model at the same budget.
+    The last are of `private`, the result of `train_private`. Before it come the best
+    constant and a linear model, both without privacy; and, if the plan has curves or
+    other arguments, a plain linear model at the same budget. `on_step` shows progress.
     """
     linear = dataclasses.replace(plan, arguments={})
     exact = dataclasses.replace(linear, budget=Budget(NO_PRIVACY, plan.budget.delta))
@@ -284,11 +284,11 @@ def evaluation_privacy(
 ) -> PrivacyGuarantee:
     """Returns the guarantee of `evaluate`, which spends as much as the training did.
 
-    The index of a record, or the name of its unit (such as a person), decides whether
-    it is held out. So a replaced record changes the training or the evaluation, never
-    both, and each may spend the budget (parallel composition), if nothing else uses
-    both parts. The evaluation uses one record of each unit, so a unit costs as much as
-    a record. `num_samples` are held out; `unit` is the neighbors' difference in words.
+    Each may spend the budget (parallel composition), because a record's index, or the
+    name of its unit (such as a person), decides whether it is held out: a replaced one
+    changes the training or the evaluation, never both, if nothing else uses both parts.
+    The evaluation uses one record of each unit, so a unit costs as much as a record.
+    `num_samples` are held out; `unit` is the difference between neighbors, in words.
     """
     budget = training.epsilon, training.delta
     releases = Sampling(num_steps=2)
@@ -300,14 +300,14 @@ def evaluation_privacy(
 
 def evaluate(
     plan: Plan,
-    data: Dataset,
+    data: Dataset,  # whose test records are scored
     solution: Solution,  # of the training
-    privacy: PrivacyGuarantee,
+    privacy: PrivacyGuarantee,  # for the scores
     target: Any,  # what the schema declares of it: a scale, or the positive label
     *,
     key: Key,
 ) -> Evaluation:
-    """Releases private scores of a model, and of a constant, on the held-out records.
+    """Releases private scores of a model on held-out records, beside a constant's.
 
     Privacy:
         The guarantee is `privacy`, which `evaluation_privacy` returns. With units,

@@ -114,7 +114,7 @@ class Forecast:
         return "AUC" if self.loss == "logistic" else "R2"
 
     def tables(self) -> Iterator[list[list[str]]]:
-        """Yields tables of texts, titles first: models' scores, bounds on attacks."""
+        """Yields two tables to print, titles first: scores, and bounds on attacks."""
         wanted = self.settings.width
         lines = [["model", f"{self.loss} loss", self.score, "95 % interval"]]
         lines[0] += [] if wanted is None else [f"records for {wanted:g}"]
@@ -136,7 +136,7 @@ class Forecast:
         yield lines
 
     def texts(self) -> list[str]:
-        """Returns explanations and advice: paragraphs of `plan.md`, filled in."""
+        """Returns explanations of the tables, and advice, by the template `plan.md`."""
         asked, least, best = self.settings, self.constant.loss, self.ideal.loss
         goal = least - _MOST_OF * (least - best)
         enough = [x for x in self.outcomes if x.loss <= goal]
@@ -262,8 +262,8 @@ class _Made:
     def without_privacy(self) -> tuple[Outcome, Outcome]:
         """Returns the quality of the best model without noise, and of a constant.
 
-        Linear models and models with curves for all columns of numbers are tried; the
-        best loss and the best score may come from different models.
+        Private models are compared with both. Lines, and curves for all columns of
+        numbers, are tried; the best loss and score may come from different models.
         """
         plan, data = self._plan(NO_PRIVACY, "linear")
         nothing = PrivacyGuarantee.non_private()
@@ -291,13 +291,13 @@ class _Made:
     def least_rows(
         self, epsilon: float, width: float, outcome: Outcome, ideal: Outcome
     ) -> int | None:
-        """Returns about how many records give coefficients intervals of `width`.
+        """Returns about how many records a user needs for intervals of `width`.
 
-        The search starts from the widths for --rows records, which `outcome` has for
-        `epsilon` and `ideal` without noise. A squared width is modeled as a / n,
-        for the sampling of records, plus b / n^2, for the privacy noise. Each fit gives
-        the next n to try, until it is within 10 per cent of the last. The number is
-        rounded up to two digits; None if the search finds none.
+        These are of coefficients at `epsilon`. The search starts from the widths for
+        --rows records, with noise in `outcome` and without in `ideal`. A squared width
+        is modeled as a / n, for the sampling of records, plus b / n^2, for the noise.
+        Each fit gives the next n to try, until it is within 10 percent of the last. The
+        result is rounded up to two digits; None if the search finds none.
         """
         rows, reached = self.settings.rows, outcome.width
         most = _MOST_CELLS // len(self.data(2).feature_names)
@@ -336,7 +336,7 @@ class _Made:
         *,
         intervals: bool = False,  # whether the model has standard errors
     ) -> tuple[Plan, Dataset]:
-        """Returns the plan of a training at `epsilon`, and simulated records for it."""
+        """Returns a training's budget and arguments, and simulated records for it."""
         data = self.data(rows or self.settings.rows)
         delta = self.settings.delta or default_delta(len(data.features))
         options = {"loss": self.loss, "model": model, "intervals": intervals}
@@ -356,7 +356,7 @@ def _two_digits(number: float) -> int:
 
 
 def _with_curves(data: Dataset, knots: tuple[float, ...]) -> Dataset:
-    """Returns `data` with hat functions (at `knots`) of its numbers as new features."""
+    """Adds hat functions of numbers, at `knots`, as features: linear fits then bend."""
     columns = list(bending_features(data.schema))
 
     def bent(rows: np.ndarray) -> np.ndarray:
@@ -388,24 +388,24 @@ def _measure(plan: Plan, predictions: np.ndarray, data: Dataset) -> tuple[float,
 def made_records(
     schema: Schema,
     num_samples: int,  # for training; the number of test records is fixed
-    loss: _settings.LossName,
+    loss: _settings.LossName,  # decides what the target is
     *,
     tail: float,  # degrees of freedom of Student's t-distribution
     signal: float,  # in (0, 1)
     base_rate: float,  # in (0, 1)
     seed: int,
 ) -> Dataset:
-    """Draws records with the columns of a schema, for training and for tests.
+    """Draws records with a schema's columns, on which `forecast` fits and tests.
 
-    A column of numbers has Student's t-distribution, with the schema's center, a
-    variance of scale^2, and values clipped to its limit. For amounts they are clipped
-    to three scales, because a model's means are exponential in the columns. A column of
-    categories takes each category, or none, with equal probability. Every column has an
-    effect: tanh((x - center) / scale) for numbers, even steps for categories, with
-    alternating signs. Their sum explains the share `signal` of the variance of the
-    target, of its log odds (with logistic noise; McKelvey and Zavoina 1975), or of the
-    logarithm of an amount. The noise is Student's in targets and lognormal in amounts.
-    The share `base_rate` of labels is positive; with the tweedie loss, of amounts.
+    Numbers have Student's t-distribution, with the schema's center, a variance of
+    scale^2, and values clipped to its limit; for amounts also to three scales, because
+    a model's means are exponential in the columns. Each category, and none of them, has
+    equal probability. Every column has an effect: tanh((x - center) / scale) for
+    numbers, even steps for categories, with alternating signs. Their sum explains the
+    share `signal` of the variance of the target, of its log odds (with logistic noise;
+    McKelvey and Zavoina 1975), or of the logarithm of an amount. The noise is Student's
+    in targets and lognormal in amounts. The share `base_rate` of labels is positive;
+    with the tweedie loss, of amounts.
     """
     rng = np.random.default_rng(seed)
     size = num_samples + NUM_TEST
@@ -500,5 +500,5 @@ def _draw(result: Forecast) -> Figure:
 
 
 def _percent(share: float) -> str:
-    """Returns a share in per cent, rounded up."""
+    """Returns a share in percent, rounded up."""
     return f"{rounded_up(100 * share, 2 if share < 0.1 else 3)} %"

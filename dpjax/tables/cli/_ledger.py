@@ -141,7 +141,7 @@ def show(settings: ShowLedgerSettings) -> None:
 
 
 def said_left(filled: PrivacyFilter) -> str:
-    """Returns a sentence on the budget that a ledger's filter has left."""
+    """Returns a sentence on the budget that `filled`, a ledger's filter, has left."""
     left = filled.left
     if left.divergence <= 0:
         return "Nothing is left."
@@ -252,14 +252,13 @@ def charge(
     source: Source,  # identifies the table
     method: str,
     unit: str | None = None,  # the column of the unit of privacy
-    paid: str | None = None,  # the id of an entry
+    paid: str | None = None,  # the id of the run's entry, if it resumes
 ) -> Entry:
     """Adds a run to a ledger before it releases anything; returns the run's entry.
 
-    Waits for other runs. A resumed run may be in the ledger as `paid`, and does not
-    spend twice. A run is refused (`ValueError`), and the ledger stays unchanged, if the
-    run does not fit within the limit, has another table or unit, or is in the ledger at
-    another privacy cost.
+    Waits for other runs. A resumed run, whose entry is `paid`, does not spend twice. A
+    run is refused (`ValueError`), and the ledger stays unchanged, if it does not fit
+    within the limit, has another table or unit, or has an entry of another price.
     """
     path = path.resolve()  # a symbolic link to the ledger is kept
     with _files.locked(path):

@@ -128,7 +128,7 @@ class Trained:
 
 
 def files(model: Model, content: Mapping[str, Any]) -> dict[str, bytes]:
-    """Returns report.json (from `content`) and model.npz by name; the model comes last.
+    """Returns report.json (of `content`) and model.npz, which is written last, by name.
 
     The report lists coefficients with their intervals, if the model has intervals.
     """
@@ -147,7 +147,7 @@ def files(model: Model, content: Mapping[str, Any]) -> dict[str, bytes]:
 
 
 def _plain(entry: Any) -> Any:
-    """Returns a solver's arguments or statistics, or parts of them, in types of JSON.
+    """Returns a solver's arguments or statistics in types of JSON, for report.json.
 
     Vectors become lists, larger arrays a text with their shape, NaN and infinities
     None, and unknown objects their repr.

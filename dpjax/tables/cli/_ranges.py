@@ -23,9 +23,8 @@ from dpjax.tables.io._texts import float32_of
 # Features are clipped to this many released scales, so that a few records do not make
 # second moments large: the step sizes of most methods are for features of unit size.
 _MOST_SCALES = 30.0
-# If there are more features than this, they are scaled down: their second moments then
-# add up to about this number, and the default steps are stable for any correlation of
-# the columns. For the logistic loss, step size 1 times curvature 1/4 times 8 is 2.
+# More features are scaled down so that their second moments add up to about this: the
+# default steps are then stable (for logistic: size 1 times curvature 1/4 times 8 is 2).
 _LARGEST_SUM = 8
 _FEATURES_SHARE = 1 - 1 / 3  # of the budget, if the target needs a share, too
 
@@ -39,17 +38,15 @@ class Ranges:
     # left out if their scales would be noise.
     columns: Mapping[str, Numeric]
     privacy: PrivacyGuarantee  # for all of them
-    # The scale of a column exceeds the noise if this many records have numbers of about
-    # one size. If it is more than half of the records, features are left out.
+    # If so many records have numbers of about one size, a scale exceeds the noise.
     least_seen: float
-    is_informative: bool  # False also if the target's scale is unknown
+    is_informative: bool  # False if features are left out, or the target has no scale
     noise: Noise  # of all releases together
 
     def joined(self, training: PrivacyGuarantee) -> PrivacyGuarantee:
         """Returns the guarantee of these centers and scales and a training together.
 
-        Both use the same records: by basic composition epsilons add up, and so do
-        deltas.
+        Both use the same records, so epsilons add up, and deltas (basic composition).
         """
         parts = self.privacy, training
         # A tuple, although a list is declared: a guarantee's event must be hashable.
@@ -105,7 +102,7 @@ def _target_share(num_columns: int) -> float:
 
 
 def release_ranges(
-    planned: Ranges,
+    planned: Ranges,  # by `plan_ranges`
     table: Table,
     *,
     key: Key,
@@ -114,10 +111,10 @@ def release_ranges(
 ) -> tuple[Ranges, Table]:
     """Returns released centers and scales, and the table with them in its schema.
 
-    `release_scales` computes them from the training records, as for the estimators of
-    `dpjax.sklearn`. The scale of the target is measured from zero unless `is_centered`,
-    as with a log link. If features `may_bend`, most of their numbers are within two
-    scales, as the knots of curves require.
+    Then it can be encoded. `release_scales` computes them from the training
+    records, as for `dpjax.sklearn`. Without `is_centered`, for a log link, the target's
+    scale is measured from zero. If features `may_bend`, most of their numbers are
+    within two scales, as the knots of curves require.
 
     Privacy:
         `planned.privacy` under replace-one: one Gaussian mechanism.

@@ -46,9 +46,10 @@ class RunFolder(NamedTuple):
     run: str = ""  # the digest of the command and the table, keyed by the run's key
 
     def checked(self) -> "RunFolder":
-        """Returns this folder with its real path; refuses what a run must not remove.
+        """Returns this folder with its real path; raises if it cannot be used.
 
-        That is a link, or a folder with other files than those of a stopped run.
+        A run removes its folder in the end. So it must be new, empty or of a stopped
+        run, and not a link; and this process must be able to write to it.
         """
         shown, is_link = str(self.path), self.path.is_symlink()
         rule = "a folder, no link to one, since it is removed in the end"
@@ -60,7 +61,7 @@ class RunFolder(NamedTuple):
         return RunFolder(Path(os.path.realpath(self.path)))
 
     def _is_of_a_run(self) -> bool:
-        """Returns whether the folder has only files of a stopped run, or none."""
+        """Returns whether the folder is empty or of a stopped run: safe to remove."""
         files = {path.name: path for path in self.path.iterdir()}
         folders, states = [], []
         if (path := files.pop(_STATES, None)) is not None:
@@ -95,7 +96,7 @@ class RunFolder(NamedTuple):
         return key_of_words(content["key"])
 
     def bound(self, key: Key, parts: Iterable[bytes]) -> "RunFolder":
-        """Returns the folder with a run's digest; raises if it has another run's key.
+        """Returns the folder tied to a run by a digest; raises if it has another key.
 
         `key` is the key of the noise, and `parts` the bytes of the options and records.
         The error depends on the records. It is for the curator, who keeps the folder
@@ -184,7 +185,7 @@ class Release(NamedTuple):
 
     @contextlib.contextmanager
     def recorded(self) -> Iterator[dict[str, bytes]]:
-        """Yields a dict for files by name, which are written when the block ends.
+        """Yields a dict to fill with files by name, written when the block ends.
 
         Meanwhile the key is saved in the folder of --checkpoint. If the run breaks off,
         the folder stays only if it has a state to resume from. A seed is not saved,
@@ -224,7 +225,7 @@ class Release(NamedTuple):
 
 
 def begin(settings: ReleaseOptions, names: Sequence[str]) -> Release:
-    """Returns a release with checked paths, and with a new key or a saved one.
+    """Returns a release with checked paths, and a new key or that of a stopped run.
 
     `names` are the files to write. The folder of --checkpoint must not be a link, and
     must be apart from the output and the inputs, because it is removed in the end.
@@ -273,7 +274,7 @@ def _system_key(generator: Generator) -> Key:
 
 @contextlib.contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Delays Ctrl-C and other signals to stop until the block has ended."""
+    """Delays Ctrl-C and other signals, so that the block is not left half done."""
     # Only the main thread receives such signals.
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -48,7 +48,7 @@ _UNREADABLE = ArithmeticError, AttributeError, LookupError, TypeError, ValueErro
 
 
 def report(settings: _settings.ReportSettings) -> None:
-    """Runs `dpjax report`: writes a run's page, whole or not at all; reads no table."""
+    """Runs `dpjax report`: writes an HTML page on a released model or description."""
     path = Path(settings.run)
     if not path.is_file():
         names = [x for x in (REPORT, _DESCRIPTION) if (path / x).is_file()]
@@ -84,7 +84,7 @@ def report(settings: _settings.ReportSettings) -> None:
 
 
 def _described(content: Mapping[str, Any]) -> Description:
-    """Returns the description that `dpjax describe` wrote as this JSON content."""
+    """Returns the description of a table that `content` of description.json holds."""
     own, numbers, rows = content["privacy"], ("epsilon", "delta"), []
     for row in content["rows"]:
         cells: Any = {k: _ENDS[k] if x is None else x for k, x in row.items()}
@@ -227,12 +227,11 @@ def _attacks(privacy: PrivacyGuarantee) -> list[Block]:
 def _with_event(content: Content, privacy: PrivacyGuarantee) -> PrivacyGuarantee:
     """Returns the guarantee with its `DpEvent`, if the run has Gaussian noise alone.
 
-    The event, which files lack, gives tighter bounds on attacks. It is known if the
-    noise multiplier in `content`, of all steps or of each, costs exactly the stated
-    epsilon; otherwise `privacy` is returned as it is. The k records of a unit together
+    The event, which no file has, gives tighter bounds on attacks. It is known if the
+    noise multiplier in the run's JSON, `content`, for all steps or for each, costs the
+    stated epsilon; otherwise `privacy` is returned as it is. The k records of a unit
     move a mean k times as far as one record. A sample has the delta(epsilon) of a batch
-    without replacement, whatever the run on it releases (Balle, Barthe, Gaboardi 2018,
-    Theorem 9).
+    without replacement, whatever the run releases (Balle et al. 2018, Theorem 9).
     """
     stats, sample = content.get("stats", {}), content.get("sample")
     multiplier, num_steps = stats.get("noise_multiplier"), stats.get("num_steps", 1)
@@ -256,7 +255,7 @@ def _with_event(content: Content, privacy: PrivacyGuarantee) -> PrivacyGuarantee
 
 
 def _of_model(content: Content, model: Model) -> dict[str, list[Block]]:
-    """Returns tables and pictures of a model, by their names in `report.md`."""
+    """Returns tables and pictures for `report.md`, by name, of a model and its JSON."""
     settings = [
         [name.replace("_", " "), _plain(entry)]
         for name, entry in (content["arguments"] | content["stats"]).items()

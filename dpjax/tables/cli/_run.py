@@ -45,9 +45,7 @@ class Run:
     table: Table | None  # without its cells; None for a public data set
     asked: Budget  # for the file
     own: Budget  # for the records that were read; a sample may spend more
-    # The part of `own` that one record (with units, one of several of a unit) may spend
-    # on the model or the description.
-    budget: Budget
+    budget: Budget  # the part of `own` for the model or description, for one record
     # The guarantee of each release for the records that were read; the releases use
     # disjoint parts of them.
     parts: Mapping[str, PrivacyGuarantee]
@@ -57,8 +55,7 @@ class Run:
     def of_file(self, privacy: PrivacyGuarantee) -> PrivacyGuarantee:
         """Returns the guarantee for the file, given one for the records that were read.
 
-        These may be a random sample, whose secrecy strengthens the guarantee. Releases
-        of disjoint records cost together as much as the largest of them.
+        These may be a random sample, whose secrecy strengthens the guarantee.
         """
         if self.table is None or self.table.sample is None:
             return privacy
@@ -77,7 +74,7 @@ class Run:
 
     @functools.cached_property
     def privacy(self) -> PrivacyGuarantee:
-        """The guarantee of all releases, training and evaluation, for the file."""
+        """The guarantee of all releases, on disjoint records, for the file."""
         first, *rest = self.parts.values()
         if not rest:
             return self.of_file(first)
@@ -107,7 +104,7 @@ class Run:
 
 
 def plan_training(settings: Settings, source: Table | Dataset) -> Run:
-    """Returns a run: the plan of a training, with its guarantees, from public facts."""
+    """Plans a training on `source`, whose cost is then known before a value is used."""
     if isinstance(source, Dataset):
         asked = _asked(settings, len(source.features))
         plan = make_plan(settings, source, asked)

@@ -280,7 +280,10 @@ def _said_of_cells(model: Model, columns: Mapping[str, Column]) -> Iterator[str]
 def _said_of_means(
     model: Model, columns: Mapping[str, Column], means: np.ndarray
 ) -> Iterator[str]:
-    """Yields a message if means (n,) are at an end of the range for their exposures."""
+    """Yields a warning if predicted means (n,) are clipped to the model's range.
+
+    A record's range is in proportion to its exposure, in `columns` (1 if not there).
+    """
     if model.mean_range is None:
         return
     exposure, shares = model.exposure, 1.0

@@ -131,8 +131,8 @@ def declared_columns(
 ) -> tuple[dict[str, Kind], str | None]:
     """Returns the schema's declaration of each column, and the target's name, if any.
 
-    A declaration is a center and scale, a list of categories, a maximum, or None for
-    numbers of unknown range. The columns must be in the file at `path`.
+    A declaration is a center and scale, categories, a maximum, or None for numbers of
+    unknown range. The file at `path`, to check or describe, must have the columns.
     """
     names = column_names(path, text_format)
     check_target(target, names)
@@ -155,7 +155,7 @@ def check_columns(
 ) -> str | None:
     """Returns the target's column, from --target (`target`) or the schema, or None.
 
-    Raises if a column is not in `names`, those of the file, or has two uses.
+    Raises if a column is not in `names`, those in the file at `path`, or has two uses.
     """
     asked, stated, bounded = target, declared.target_column, [*declared.bounded]
     unknown = [x for x in (*declared.columns, *bounded) if x not in names]
@@ -187,7 +187,7 @@ def _has(entry: Any, *names: str) -> bool:
 
 
 def _column(name: str, entry: Any, allows_empty: bool) -> Numeric | Categorical | None:
-    """Returns what the section [columns.name] declares; None if it is empty."""
+    """Returns what `entry`, of [columns.name], declares; None if empty and allowed."""
     where = f"[columns.{toml_key(name)}]"
     if not _has(entry, "categories"):
         return _numeric(where, entry, allows_empty)
@@ -206,8 +206,8 @@ def _column(name: str, entry: Any, allows_empty: bool) -> Numeric | Categorical 
 def _numeric(where: str, entry: Any, allows_empty: bool) -> Numeric | None:
     """Returns the center and scale that a section declares; None if it is empty.
 
-    `where` is the title of the section, for errors. An empty section raises unless
-    `allows_empty`: the center and scale are then released privately.
+    `where` is the title of the section, for errors, and `entry` its content. An empty
+    one raises unless `allows_empty`: its center and scale are then released privately.
     """
     if allows_empty and entry == {}:
         return None

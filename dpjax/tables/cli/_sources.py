@@ -146,7 +146,7 @@ class Table:
         return dataclasses.replace(self, units=units, is_test=is_test)
 
     def parts(self) -> Iterator[bytes]:
-        """Yields the bytes of cells and public facts, for a digest of the table."""
+        """Yields bytes of cells and facts, whose digest ties a run to this table."""
         units = self.units
         report = units and units.report()
         public = self.schema, self.target, [*self.columns], report, self.sample
@@ -184,7 +184,7 @@ class Table:
     def with_ranges(self, ranges: Mapping[str, Numeric]) -> "Table":
         """Returns the table with centers and scales where its schema has none.
 
-        `ranges` has them by column. Other features without them are left out.
+        `ranges` has them by column. A feature is left out if it has none in either.
         """
         columns = {
             name: ranges.get(name, kind)

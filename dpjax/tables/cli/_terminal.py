@@ -108,7 +108,7 @@ def refusals(as_typed: Mapping[str, str] = _NOTHING) -> Iterator[None]:
 
 @contextlib.contextmanager
 def progress_bars(console: Console) -> Iterator[OnStep]:
-    """Shows progress bars; yields the function that adds and moves them, by name."""
+    """Shows progress bars; yields `on_step(name, steps, total)`, which moves them."""
     columns = "{task.description:30}", BarColumn(), MofNCompleteColumn()
     end_stage()
     with Progress(*columns, TimeElapsedColumn(), console=console) as progress:

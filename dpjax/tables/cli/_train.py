@@ -21,9 +21,9 @@ def train(settings: Settings) -> None:
     written to files and standard output. With --ledger the run is refused, or entered
     into the ledger, before a value of a record is used.
 
-    A run that breaks off leaves the folder of --checkpoint if there is a state to
-    resume from. The command refuses this folder if options or records have changed; the
-    refusal is for the curator, outside the guarantee.
+    A run that breaks off leaves the folder of --checkpoint if it has a state to resume
+    from. With other options or records the command refuses this folder: that depends on
+    the records, and is for the curator, outside the guarantee.
     """
     release = begin(settings, _outputs.NAMES)
     # Each use has its own key, so that no noise is drawn twice.

@@ -5,12 +5,12 @@ Names are public: either the names that occur, so that each is known to have a r
 or a public list, where a name may have no record.
 
 The records are laid out as (units, k): k places for each name, by sorted names, so that
-the places of a name depend on no record. The first k records of the unit are in its
-places. Further records are left out, and empty places are zeros: all divisors are units
-times k, and the number of records stays private. Neighbors differ in up to k places of
-one unit, which is held out or trained on as a whole. A method that is private for one
-place is private for a unit by `PrivacyGuarantee.for_groups`. That costs k times the
-noise, but a mean has k times as many places: its noise is that of a mean of unit means.
+the places of a name depend on no record. They hold the first k records of the unit, or
+zeros, and further records are left out: all divisors are units times k, and the number
+of records stays private. Neighbors differ in up to k places of one unit, which are all
+for training or all for tests. A method that is private for one place is private for a
+unit by `PrivacyGuarantee.for_groups`. That costs k times the noise, but a mean has k
+times as many places: its noise is that of a mean of unit means.
 """
 
 import re
@@ -106,7 +106,7 @@ def units_of(
 
 
 def named(cells: Iterable[Any] | Texts) -> tuple[list[str], np.ndarray]:
-    """Returns names of units (equal ones may recur), and each cell's index (n,)."""
+    """Returns units' names, with repetition, and the index (n,) of each cell's name."""
     if isinstance(cells, Texts):
         texts, codes = cells.distinct
     elif isinstance(cells, np.ndarray) and cells.dtype != object:
