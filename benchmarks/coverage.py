@@ -1,7 +1,7 @@
 """How often the intervals of linear models and of quantiles hold the population's.
 
 Laws of a linear model have ten features and an intercept. A coefficient is covered too
-seldom where more repetitions miss it than 7 per cent explain, at 1 per cent for all.
+seldom where more repetitions miss it than 7 percent explain, at 1 percent for all.
 """
 
 import math
@@ -74,7 +74,7 @@ def claims(key, num_samples):
     return x, counts.astype("float32"), offsets
 
 
-RARE = np.r_[WEIGHTS[:-1] / 2, -3.25].astype(np.float32)  # 5 per cent of positives
+RARE = np.r_[WEIGHTS[:-1] / 2, -3.25].astype(np.float32)  # 5 percent of positives
 CLAIMS = np.r_[WEIGHTS[:-1] / 5, -1].astype(np.float32)
 LAWS = {
     "normal": linear(normal),
@@ -174,7 +174,7 @@ def misses(errors, standard_errors):
 
 
 def are_too_many(missed, total):
-    """Whether some coefficient is missed more often than 7 per cent explain."""
+    """Whether some coefficient is missed more often than 7 percent explain."""
     chances = stats.binom.sf(missed - 1, total, 0.07)
     return np.min(chances) < 0.01 / len(missed)
 

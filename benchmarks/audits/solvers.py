@@ -155,7 +155,7 @@ def _dp_l1_regression() -> Case:
 def _dp_center_and_scale() -> Case:
     """One record leaves the lowest bin of sizes for the highest of three.
 
-    The scale shows them, at 45 per cent of the budget; by the signs there is no center.
+    The scale shows them, at 45 percent of the budget; by the signs there is no center.
     """
     solve = of(solvers.dp_center_and_scale, epsilon=4.0, delta=1e-5)
     samples = jnp.tile(jnp.array([1.5, -1.5, 3.0, -3.0, 6.0, -6.0]), 40)[:, None]

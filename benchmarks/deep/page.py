@@ -149,7 +149,7 @@ def _losers(numbers: Numbers, cells: Sequence[Cell]) -> Iterator[str]:
 
 
 def _published(numbers: Numbers) -> str:
-    """Returns the accuracies, in per cent, of what has nothing to set."""
+    """Returns the accuracies, in percent, of what has nothing to set."""
     epsilons = sorted({epsilon for _, _, epsilon in numbers.rows})
 
     def shown(*place: Any) -> str:

@@ -123,7 +123,7 @@ def _targets(found: Mapping[str, Results], cases: Sequence[Case]) -> list[str]:
 
 
 def _per_cent(share: float) -> str:
-    return f"{100 * share:.0f} per cent"
+    return f"{100 * share:.0f} percent"
 
 
 def _case(case: Case, results: Results | None) -> list[str]:

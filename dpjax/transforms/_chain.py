@@ -216,7 +216,7 @@ def accumulate(
     Privacy:
         The guarantee is the optimizer's, under its relation, for one release per batch.
         A record lies in one piece, so it moves the sum as it moves the mean of a whole
-        batch. The noise covers rounding: it is 0.1 per cent larger, and 3 more for a
+        batch. The noise covers rounding: it is 0.1 percent larger, and 3 more for a
         million records in a thousand pieces. The batching must draw the records of a
         batch. Between two pieces the state holds a sum without noise: save checkpoints
         between batches, or keep them as secret as the records.

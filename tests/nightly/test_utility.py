@@ -219,7 +219,7 @@ def test_ratios_have_a_floor_and_means_leave_out_what_is_not_served():
     for name, x in (("hindsight", 0.0), ("dp_linear_model", 0.06), ("adassp", 0.16)):
         rows.append(row(name, x, x, problem="rand_hie"))
     found = page.Numbers(record_of(*rows))
-    # f is 0.2 per cent of 10.
+    # f is 0.2 percent of 10.
     assert found.ratio("adult", "dp_linear_model", 1.0) == pytest.approx(0.02 / 0.03)
     names = ["adult", "rand_hie"]
     mean, count = found.geometric_mean(names, "dp_linear_model", 1.0)

@@ -65,7 +65,7 @@ def dp_additive_model(
     the last knots. A curve is a sum of hat functions, which `dp_linear_model` fits as
     features of the record. Public numbers determine the knots: 11 in most models, none
     at a small budget, where the model is linear. Whether columns bend is a private
-    choice, for 4 to 12 per cent of the budget: `docs/guides/curves.md` has its rule.
+    choice, for 4 to 12 percent of the budget: `docs/guides/curves.md` has its rule.
 
     With `intervals` curves have bands: see `Solution.bands`. Bands would not count a
     choice, so there is none: all columns of `smooth` have five, three or no knots, by a

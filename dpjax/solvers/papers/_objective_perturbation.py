@@ -63,10 +63,10 @@ def dp_objective_perturbation(
             never because of the data's values.
 
     Privacy:
-        (epsilon, delta)-DP under replace-one. The exact minimizer has 99 per cent of
+        (epsilon, delta)-DP under replace-one. The exact minimizer has 99 percent of
         the budget (proof: `dpjax/accounting/_objective.py`). Its difference from w,
         with output noise, is a Gaussian mechanism of sensitivity 2 gamma / (N Lambda),
-        with the other 1 per cent (Iyengar et al. 2019). If the computed w has no
+        with the other 1 percent (Iyengar et al. 2019). If the computed w has no
         certificate that ||grad J(w)|| <= gamma, with all rounding counted, NaN is
         released. In exact arithmetic this cannot happen; that Newton steps reach gamma
         in float64 is only observed. The running time depends on the data and is not

@@ -250,7 +250,7 @@ def _show_evaluation(
     """Prints private scores on held-out records, of the model and of a constant."""
     console.print(
         f"On {evaluation.num_samples:,} records held out, by a budget of their own of "
-        f"{claim(privacy.epsilon, privacy.delta)}; in brackets, 95 per cent bounds for "
+        f"{claim(privacy.epsilon, privacy.delta)}; in brackets, 95 percent bounds for "
         f"sampling and noise. The constant is {evaluation.constant}."
     )
     scores = evaluation.scores

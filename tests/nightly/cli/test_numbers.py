@@ -151,7 +151,7 @@ def test_numbers_of_a_description(by):
     for seed, epsilon in enumerate((0.5, EXACT)):
         noisy = described(frame, by=by, epsilon=epsilon, seed=seed)
         assert_possible(noisy.rows, NUM, by, NUM)
-        if epsilon < EXACT:  # intervals of 95 per cent, of noise and of sampling
+        if epsilon < EXACT:  # intervals of 95 percent, of noise and of sampling
             places, truths = places_of(noisy.rows), [*right(frame, noisy.edges, by)]
             missed = [
                 place

@@ -50,7 +50,7 @@ def test_intervals_of_groups():
     }
     tables = [groups.table(seed=seed) for seed in range(100)]
     for shares in covered(tables, truths, quantiles=(0.8,), **BUDGET).values():
-        # 93 per cent in 400, of which 5 may come together: one alarm in a hundred.
+        # 93 percent in 400, of which 5 may come together: one alarm in a hundred.
         assert np.mean(shares) > 0.89
 
 
@@ -60,7 +60,7 @@ def test_intervals_of_groups_of_unlike_tails():
     tables = [mostly_zero(seed=seed) for seed in range(100)]
     for epsilon in (0.5, 1.0):
         shares = covered(tables, truths, **BUDGET | {"epsilon": epsilon})["means"]
-        assert np.min(shares) > 0.86, epsilon  # 93 per cent less 2.7 std. deviations
+        assert np.min(shares) > 0.86, epsilon  # 93 percent less 2.7 std. deviations
 
 
 @pytest.mark.parametrize("law", ["normal", "student", "lognormal"])
@@ -76,7 +76,7 @@ def test_intervals_of_means(law):
 
     runs = keys, z.astype(np.float32)
     low, high = np.asarray(jax.jit(partial(jax.lax.map, interval))(runs)).T
-    # 93 per cent less what 400 runs may miss: 1 in 100.
+    # 93 percent less what 400 runs may miss: 1 in 100.
     assert np.mean((low < mean) & (mean < high)) > 0.9
 
 

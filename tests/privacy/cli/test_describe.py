@@ -169,7 +169,7 @@ def test_persons_are_bounded(folder):
 @pytest.mark.parametrize("unit", [None, "who"])
 def test_a_sample_speaks_for_the_file(folder, unit):
     size, total, each = (100, 400, 1) if unit is None else (50, 100, 2)
-    # Without a seed an interval of 95 per cent would fail in one run of twenty.
+    # Without a seed an interval of 95 percent would fail in one run of twenty.
     options = ["--max-records", size, "--ledger", "t.toml", "--by", "job"]
     options += ["--level", ".99999"]
     if unit is not None:

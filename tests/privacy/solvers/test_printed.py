@@ -65,7 +65,7 @@ def test_paper_001(beta, factor):
     rho = (math.sqrt(log_inverse + EPSILON) - math.sqrt(log_inverse)) ** 2
     sensitivity = 4 * math.sqrt(2) * scale * math.sqrt(d) / (3 * n)
     expected = sensitivity * math.sqrt(NUM_STEPS / (2 * rho))
-    # Ours is above it by the rounding slack of the sensitivity, 1 per cent at most.
+    # Ours is above it by the rounding slack of the sensitivity, 1 percent at most.
     assert expected <= stddevs[0] <= expected * 1.01
     np.testing.assert_allclose(stddevs[0] / stddevs[1], 1.313 * factor, rtol=2e-3)
 

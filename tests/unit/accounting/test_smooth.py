@@ -154,7 +154,7 @@ def test_multiplier_is_enough_and_tight(epsilon, delta, d):
         setting = {"smoothness": share * limit, "num_coordinates": d}
         multiplier = smooth_gaussian_multiplier(epsilon, delta, **setting)
         assert largest_delta(epsilon, d, share * limit, multiplier) <= delta
-        # One per cent is given away; three per cent are missed.
+        # One percent is given away; three percent are missed.
         assert largest_delta(epsilon, d, share * limit, multiplier / 1.03) > delta
 
 

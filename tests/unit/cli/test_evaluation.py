@@ -62,7 +62,7 @@ def test_intervals_cover_what_they_are_of(kind):
             assert high - low < 0.25 * truth
             missed += not low <= truth <= high
     # Bounds are for sampling too, so that noise alone passes them more rarely. Of 20
-    # at 5 per cent, more than 4 are missed once in 400 times.
+    # at 5 percent, more than 4 are missed once in 400 times.
     assert missed <= 4
 
 
