@@ -119,8 +119,8 @@ class AdaptiveThreshold:
     Sensitivity:
         The sensitivity of `counting`, for replace-one or add/remove, covers mean and
         counts together: for G groups a record moves G counts. The noise of the mean is
-        then 1 / sqrt(1 - share) times as large as with fixed thresholds: half a per
-        cent more at share 0.01. The noise multiplier covers the whole privacy cost.
+        then 1 / sqrt(1 - share) times as large as with fixed thresholds: half a percent
+        more at share 0.01. The noise multiplier covers the whole privacy cost.
 
     Attributes:
         estimator: `Clipping`, `SmoothedClipping` or `Normalization`, or `Grouped` with

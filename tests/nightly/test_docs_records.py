@@ -104,8 +104,8 @@ def test_numbers_of_the_readme_are_those_of_the_records():
             f"{len(audits)} releases were attacked, with up to",
         ),
         *(f"{most:,} draws each", f"the closest attack proved {closest:.0f} percent"),
-        f"the steps of `dp_linear_model` proved {int(shares['dp_linear_model'])} per "
-        f"cent, and {int(shares['dp_linear_model_features'])} with chosen features",
+        f"the steps of `dp_linear_model` proved {int(shares['dp_linear_model'])} "
+        f"percent, and {int(shares['dp_linear_model_features'])} with chosen features",
     ):
         assert text in readme, text
 
