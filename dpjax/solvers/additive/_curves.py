@@ -15,6 +15,8 @@ from dpjax.solvers.training._curves import Curves, bounded, hats
 _COARSE = (-2.0, 0.0, 2.0)
 _BANDED = (_COARSE, (-2.0, -1.0, 0.0, 1.0, 2.0))  # with intervals
 FINE = (-4.0, -2.0, -1.0, -0.5, -0.25, 0.0, 0.25, 0.5, 1.0, 2.0, 4.0)
+# With a log link also at ±1.5: in a declared range, most values are spread over ±2.
+FINE_LOG_LINK = tuple(sorted((*FINE, -1.5, 1.5)))
 # The spacing of narrow hat functions, and the number of columns that may have them:
 # each of these needs many weights.
 STEP, MOST_FINEST = 1 / 16, 2
@@ -71,23 +73,29 @@ class Rule(NamedTuple):
     """
 
     records: tuple[float, float]  # for coarse and fine knots: see `knots`
+    fine: tuple[float, ...]  # the fine knots
     tail: float  # the unit of lines beyond the fine knots
-    threshold: Threshold  # the least gain for curves, if a gain is released
+    threshold: (
+        Threshold | None
+    )  # the least gain for curves; None: public numbers decide
     bends_unseen: bool  # whether columns bend if the noise would hide the gain
 
     @classmethod
     def of(cls, loss: LinearLoss) -> "Rule":
         """Returns a loss's rule for how many records, and how much gain, curves need.
 
-        Losses of labels need less, because they bound the influence of a record. Other
+        Losses of labels need less, because they bound the influence of a record, and
+        so does a log link, with which an error counts relative to the mean. Other
         targets may be nearly all noise, with heavy tails, which curves overfit sooner
         than lines do.
         """
         if loss.num_outputs > 1 or loss.target_range == (-1.0, 1.0):
             threshold = Threshold(2.0, 4e-4)
-            return cls((8.0, 12.0), _TAIL, threshold, bends_unseen=True)
+            return cls((8.0, 12.0), FINE, _TAIL, threshold, bends_unseen=True)
+        if loss.has_log_link:
+            return cls((45.0, 20.0), FINE_LOG_LINK, LINE, None, bends_unseen=True)
         threshold = Threshold(5.0, math.inf)
-        return cls((60.0, 25.0), LINE, threshold, bends_unseen=False)
+        return cls((60.0, 25.0), FINE, LINE, threshold, bends_unseen=False)
 
     def knots(
         self, num_clear: float, num_columns: int, num_smooth: int
@@ -99,7 +107,7 @@ class Rule(NamedTuple):
         constant of the loss. `num_smooth` of `num_columns` columns may have curves.
         """
         coarse, fine = self.records
-        for num_records, knots in ((fine, FINE), (coarse, _COARSE)):
+        for num_records, knots in ((fine, self.fine), (coarse, _COARSE)):
             num_weights = num_columns + num_smooth * (len(knots) - 1)
             if num_smooth and num_clear >= num_records * num_weights:
                 return knots

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +25,7 @@ from dpjax.solvers.additive._curves import (
     NARROW,
     Hats,
     Rule,
+    Threshold,
     at_finest,
     banded_knots_of,
     curves_of,
@@ -63,9 +64,10 @@ def dp_additive_model(
     Minimizes the mean of weight·loss(f(x) + offset, y). f is linear, and each column of
     `smooth` adds a curve: linear between public knots, zero at zero and constant beyond
     the last knots. A curve is a sum of hat functions, which `dp_linear_model` fits as
-    features of the record. Public numbers determine the knots: 11 in most models, none
-    at a small budget, where the model is linear. Whether columns bend is a private
-    choice, for 4 to 12 percent of the budget: `docs/guides/curves.md` has its rule.
+    features of the record. Public numbers determine the knots: 11 or 13 in most models,
+    none at a small budget, where the model is linear. With a log link columns bend
+    whenever there are knots; otherwise this is a private choice, for 4 to 12 percent of
+    the budget: `docs/guides/curves.md` has its rule.
 
     With `intervals` curves have bands: see `Solution.bands`. Bands would not count a
     choice, so there is none: all columns of `smooth` have five, three or no knots, by a
@@ -163,7 +165,10 @@ def dp_additive_model(
     kind, examples = problem(table, offsets, weights, max_weight)
     del data, table
     terms = Terms(kind, num_columns, bent, column, knots, intervals)
-    if intervals or not (knots and is_seen(num_samples, terms.num_functions, total)):
+    # With a log link public numbers alone decide on curves.
+    may_choose = Rule.of(terms.kind.loss).threshold is not None
+    may_choose &= is_seen(num_samples, terms.num_functions, total)
+    if intervals or not (knots and may_choose):
         fitted = _all_terms(terms, examples, key, total, execution)
         return Solution(fitted[0], privacy, *fitted[1:])
     params, stats = _chosen_terms(terms, examples, key, total, execution)
@@ -361,7 +366,8 @@ def _released_choice(
     """
     kind, num_samples = terms.kind, len(examples.targets)
     first_key, gain_key, *rare_key = keys
-    threshold = Rule.of(kind.loss).threshold.of(num_samples, noise_multiplier)
+    threshold = cast(Threshold, Rule.of(kind.loss).threshold)
+    threshold = threshold.of(num_samples, noise_multiplier)
     shares = shares_of(
         kind, threshold, num_samples, terms.num_functions, noise_multiplier
     )

@@ -272,10 +272,12 @@ def _fit_once(
     if kind.loss.num_outputs == 1:
         scores, level = _predicted(start.rows[0], params)
         predictor = Predictor(scores, level, *records.examples[1:])
+        constant = start.constant
         del start  # frees z
         correction = recalibration(
             kind.loss,
             predictor,
+            constant,
             key=end_key,
             has_level=kind.has_intercept,
             is_at_mean=kind.starts_at_mean,
@@ -529,6 +531,7 @@ class Predictor(NamedTuple):
 def recalibration(
     loss: LinearLoss,  # of predictions and targets
     predictor: Predictor,  # scores and level of predictions, records
+    constant: jax.Array,  # the best constant prediction, released
     *,
     key: Key,
     has_level: bool,  # whether there is an intercept
@@ -560,13 +563,31 @@ def recalibration(
         )
         for quantile_key, x in zip(keys[:2], _magnitudes(loss, predictor), strict=True)
     ]
-    means, stddevs = _means(loss, axis_name, predictor, bounds, multiplier)
+    largest = _largest_curvature(loss, constant, bounds[1])
+    means, stddevs = _means(loss, axis_name, predictor, bounds, largest, multiplier)
     # The key is the second of two, so that the draws agree with `privatize`.
     noisy = gaussian_of_padded(_keys.split(keys[2])[1], means, stddevs)
     noise = math.sqrt(11) * multiplier / len(predictor.scores)
-    return _newton_step(
-        loss, has_level, is_at_mean, predictor.level, bounds, noisy, noise
-    )
+    args = predictor.level, bounds, largest, noisy, noise
+    return _newton_step(has_level, is_at_mean, *args)
+
+
+@partial(jax.jit, static_argnums=0)
+def _largest_curvature(
+    loss: LinearLoss, constant: jax.Array, height: jax.Array
+) -> jax.Array:
+    """Returns a curvature that few records exceed, to clip curvatures at.
+
+    This is the bound of all curvatures, but with a log link that is thousands of times
+    the curvature of most records, which noise would hide. Theirs is at most about the
+    absolute slope, for which `height` is a released bound, plus the curvature of a
+    target that equals its mean at `constant`, the released best constant prediction.
+    """
+    bound = jnp.full_like(height, loss.curvature_bound)
+    if not loss.has_log_link:
+        return bound
+    usual = loss.curvature(constant, loss.mean_of(constant))
+    return jnp.minimum(bound, height + usual)
 
 
 def _slopes(loss: LinearLoss, predictor: Predictor) -> jax.Array:
@@ -582,12 +603,13 @@ def _magnitudes(loss: LinearLoss, predictor: Predictor) -> list[jax.Array]:
 
 
 def _records(
-    loss: LinearLoss, predictor: Predictor, bounds: tuple[jax.Array, jax.Array]
+    loss: LinearLoss, predictor: Predictor, bounds: list[jax.Array], largest: jax.Array
 ) -> jax.Array:
     """Returns five numbers of each record for the Newton step of `recalibration`.
 
     They are the loss's derivatives in scale and level, (n, 5). `bounds` clip scores and
-    slopes (derivatives in the prediction), so that the mean's sensitivity is known.
+    slopes (derivatives in the prediction), and `largest` clips curvatures, so that the
+    mean's sensitivity is known.
     """
     scores, level, targets, offsets, weights = predictor
     spread, height = bounds
@@ -595,7 +617,7 @@ def _records(
     unit = jnp.clip(scores / spread, -1.0, 1.0)
     slopes = jnp.clip(_slopes(loss, predictor) / height, -1.0, 1.0)
     curvatures = loss.curvature(level + scores + offsets, targets)
-    curvatures = jnp.clip(weights * curvatures / loss.curvature_bound, 0.0, 1.0)
+    curvatures = jnp.clip(weights * curvatures / largest, 0.0, 1.0)
     return jnp.stack(
         [slopes * unit, slopes, curvatures, curvatures * unit, curvatures * unit**2],
         axis=1,
@@ -608,21 +630,22 @@ def _means(
     axis_name: AxisName | None,
     predictor: Predictor,  # scores and level of predictions, records
     bounds: list[jax.Array],  # of scores, and of slopes (derivatives of the loss)
+    largest: jax.Array,  # a bound of curvatures
     multiplier: Scalar,  # the noise multiplier
 ) -> tuple[Unrounded, jax.Array]:  # means, stddevs
     """Returns five means for `recalibration` before noise, and stddevs of the noise."""
     # They are gradient and Hessian in scale and level; both vectors are zero-padded.
-    samples = _records(loss, predictor, (bounds[0], bounds[1]))
+    samples = _records(loss, predictor, bounds, largest)
     return mean_and_stddevs(_RECORDS, samples, multiplier, axis_name)
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2))
+@partial(jax.jit, static_argnums=(0, 1))
 def _newton_step(
-    loss: LinearLoss,
     has_level: bool,  # whether there is an intercept
     is_at_mean: bool,  # see `recalibration`
     level: jax.Array,  # the intercept
     bounds: list[jax.Array],  # of scores and slopes
+    bound: jax.Array,  # of curvatures
     means: jax.Array,  # of `_records`, with noise
     noise: Scalar,  # the stddev of the means
 ) -> tuple[jax.Array, jax.Array]:  # factor, change
@@ -633,7 +656,6 @@ def _newton_step(
     have the same clipped slopes, so an error of the level cancels.
     """
     spread, height = bounds
-    bound = loss.curvature_bound
     gradient, pull = height * means[0], height * means[1]
     curvature = bound * jnp.maximum(means[2], _LEAST_CURVATURE)
     mixed, own = bound * means[3], bound * means[4]

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from dpjax import losses
-from dpjax.solvers import Execution
-from dpjax.solvers.additive._curves import FINE, FINEST
+from dpjax.solvers import Execution, dp_linear_model
+from dpjax.solvers.additive._curves import FINE, FINE_LOG_LINK, FINEST
 from tests.unit.solvers.test_additive_model import NUM, bent, solve, table
 
 
@@ -33,16 +33,44 @@ STRAIGHT = {
 LOSSES = {"poisson": losses.poisson(10.0), "classes": losses.softmax(3)}
 
 
-@pytest.mark.parametrize("name", STRAIGHT)
-@pytest.mark.parametrize("is_bent", [False, True])
-def test_columns_bend_where_that_gains(name, is_bent):
+def made(name, *, is_bent):
     features, _ = table(5 * NUM)
     features[:, :2] = features[:, :2].clip(-4, 4)
     means = bent(features) if is_bent else features[:, 0] - features[:, 1]
-    data = features, STRAIGHT[name](means, np.random.default_rng(2))
+    return features, STRAIGHT[name](means, np.random.default_rng(2))
+
+
+@pytest.mark.parametrize("name", sorted({*STRAIGHT} - {"poisson"}))
+@pytest.mark.parametrize("is_bent", [False, True])
+def test_columns_bend_where_that_gains(name, is_bent):
+    data = made(name, is_bent=is_bent)
     solution = solve(LOSSES.get(name, name), data=data, epsilon=4.0)
     assert solution.params.knots == (FINEST if name == "logistic" else FINE)
     assert bool(jnp.any(solution.params.heights != 0)) == is_bent
+
+
+@pytest.mark.parametrize("is_bent", [False, True])
+def test_columns_of_counts_bend_at_little_cost(is_bent):
+    loss, (features, counts) = LOSSES["poisson"], made("poisson", is_bent=is_bent)
+    targets = loss.targets_of(jnp.asarray(counts, "float32"))
+
+    def risk(predictions):
+        return float(jnp.mean(loss.value(predictions, targets)))
+
+    def line(features, intercept):
+        options = {"key": jax.random.key(1), "epsilon": 4.0, "delta": 1e-5}
+        data = features, counts
+        fit = dp_linear_model(loss, data, intercept=intercept, **options)
+        return risk(features @ fit.params)
+
+    solution = solve(loss, data=(features, counts), epsilon=4.0)
+    assert solution.params.knots == FINE_LOG_LINK
+    assert "gain" not in solution.stats
+    straight = line(features, 2)
+    lead = line(features[:, 2:], 0) - straight
+    assert (
+        risk(solution.predict(features)) < straight + (-1 if is_bent else 0.01) * lead
+    )
 
 
 def test_classes():

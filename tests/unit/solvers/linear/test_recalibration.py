@@ -25,6 +25,8 @@ def predictor(loss, scale, level):
     best = scale * scores + level
     if loss is losses.squared:
         targets = best + rng.exponential(size=NUM) - 1
+    elif loss.has_log_link:
+        targets = np.exp(best) * rng.exponential(size=NUM)
     else:
         targets = np.where(rng.logistic(size=NUM) < best, 1.0, -1.0)
     arrays = scores, targets, np.zeros(NUM), np.ones(NUM)
@@ -35,12 +37,16 @@ def predictor(loss, scale, level):
 def solve(loss, given, *, multiplier=1e-3, **changes):
     options = {"has_level": True, "is_at_mean": False, "key": jax.random.key(0)}
     options |= {"size_multiplier": multiplier, "multiplier": multiplier}
-    return recalibration(loss, given, axis_name=None, **options | changes)
+    options |= {"axis_name": None} | changes
+    return recalibration(loss, given, jnp.zeros(()), **options)
 
 
 @pytest.mark.parametrize(
     ("loss", "scale", "level"),
-    [*((losses.squared, x, 0.3) for x in (0.5, 1.4)), (losses.logistic, 1.2, 0.1)],
+    [
+        *((losses.squared, x, 0.3) for x in (0.5, 1.4)),
+        *((losses.logistic, 1.2, 0.1), (losses.log_link(2.0), 1.1, 0.1)),
+    ],
 )
 def test_newton_finds_scale_and_level(loss, scale, level):
     given = predictor(loss, scale, level)
@@ -86,8 +92,8 @@ ODD = [-3e38, -2.0, -1.0, -0.3, 0.0, 0.3, 1.0, 2.0, 3e38, np.nan, np.inf]
 def test_no_two_records_are_further_apart_than_the_noise_is_for(loss):
     scores, targets, offsets, weights = every(ODD, ODD[::2], ODD[1::2], [0, 0.4, 1])
     given = Predictor(scores, jnp.zeros(()), targets, offsets, weights)
-    bounds = tuple(jnp.float32([1.0, 0.6]))
-    examples = jax.jit(_fit._records, static_argnums=0)(loss, given, bounds)
+    bounds, largest = list(jnp.float32([1.0, 0.6])), jnp.float32(0.7)
+    examples = jax.jit(_fit._records, static_argnums=0)(loss, given, bounds, largest)
     attained = 0.99 if loss == losses.huber(1.0) else 0.5
     check_set(examples, _fit._RECORDS, attained)
 
