@@ -15,7 +15,7 @@ from dpjax.solvers.training._curves import Curves, bounded, hats
 _COARSE = (-2.0, 0.0, 2.0)
 _BANDED = (_COARSE, (-2.0, -1.0, 0.0, 1.0, 2.0))  # with intervals
 FINE = (-4.0, -2.0, -1.0, -0.5, -0.25, 0.0, 0.25, 0.5, 1.0, 2.0, 4.0)
-# With a log link also at ±1.5: in a declared range, most values are spread over ±2.
+# With a log link: values of a declared range are spread over ±2.
 FINE_LOG_LINK = tuple(sorted((*FINE, -1.5, 1.5)))
 # The spacing of narrow hat functions, and the number of columns that may have them:
 # each of these needs many weights.
@@ -23,7 +23,7 @@ STEP, MOST_FINEST = 1 / 16, 2
 FINEST = tuple(sorted({*FINE, *(STEP * step for step in range(-32, 33))}))
 NARROW = tuple(place for place, knot in enumerate(FINEST) if knot not in FINE)
 # The number of records for each weight and unit of the noise multiplier that they need.
-_FINEST_RECORDS = 60.0
+FINEST_RECORDS = 60.0
 # The units of lines and hat functions. Steps that are equal in all weights move a
 # function by the square of its unit.
 LINE, HEIGHT = 0.5, 2.0
@@ -36,25 +36,8 @@ _TAIL = 0.05  # unit of lines beyond the fine knots, for labels
 MOST_SHARE, _MOST_NOISE = 0.05, 3e-4
 
 
-class Threshold(NamedTuple):
-    """Holds the rule for the least gain of curves, in squares of the clip norm.
-
-    With less noise and more records, a smaller gain suffices.
-    """
-
-    records: float  # a factor of (noise multiplier + 1) / n
-    most: float  # the largest threshold
-
-    def of(self, num_samples: int, noise_multiplier: float) -> float:
-        """Returns the least gain for curves, by public numbers."""
-        return min(self.records * (noise_multiplier + 1) / num_samples, self.most)
-
-
 def is_seen(num_samples: int, num_functions: int, noise_multiplier: float) -> bool:
-    """Returns whether the noise lets gains be seen, by public numbers.
-
-    There are two functions for each column that may bend and each output.
-    """
+    """Returns whether the noise lets gains be seen, by public numbers."""
     noise = gain_noise(num_samples, num_functions, noise_multiplier)
     return noise <= _MOST_NOISE * MOST_SHARE
 
@@ -75,27 +58,24 @@ class Rule(NamedTuple):
     records: tuple[float, float]  # for coarse and fine knots: see `knots`
     fine: tuple[float, ...]  # the fine knots
     tail: float  # the unit of lines beyond the fine knots
-    threshold: (
-        Threshold | None
-    )  # the least gain for curves; None: public numbers decide
+    # Of the least gain for curves, in squares of the clip norm: a factor of (noise
+    # multiplier + 1) / n, and the largest. None: public numbers alone decide.
+    gain: tuple[float, float] | None
     bends_unseen: bool  # whether columns bend if the noise would hide the gain
 
     @classmethod
     def of(cls, loss: LinearLoss) -> "Rule":
         """Returns a loss's rule for how many records, and how much gain, curves need.
 
-        Losses of labels need less, because they bound the influence of a record, and
-        so does a log link, with which an error counts relative to the mean. Other
-        targets may be nearly all noise, with heavy tails, which curves overfit sooner
-        than lines do.
+        Labels and log links need less, because they bound the influence of a record or
+        its relative error. Other targets may be nearly all noise, with heavy tails,
+        which curves overfit sooner than lines do.
         """
         if loss.num_outputs > 1 or loss.target_range == (-1.0, 1.0):
-            threshold = Threshold(2.0, 4e-4)
-            return cls((8.0, 12.0), FINE, _TAIL, threshold, bends_unseen=True)
+            return cls((8.0, 12.0), FINE, _TAIL, (2.0, 4e-4), bends_unseen=True)
         if loss.has_log_link:
             return cls((45.0, 20.0), FINE_LOG_LINK, LINE, None, bends_unseen=True)
-        threshold = Threshold(5.0, math.inf)
-        return cls((60.0, 25.0), FINE, LINE, threshold, bends_unseen=False)
+        return cls((60.0, 25.0), FINE, LINE, (5.0, math.inf), bends_unseen=False)
 
     def knots(
         self, num_clear: float, num_columns: int, num_smooth: int
@@ -128,15 +108,6 @@ def knots_of(
         return ()
     num_clear = num_samples / (noise_multiplier * loss.num_outputs)
     return rule.knots(num_clear, num_columns, num_smooth)
-
-
-def may_be_finest(knots: tuple[float, ...], num_clear: float, num_weights: int) -> bool:
-    """Returns whether columns that are mostly zero may have narrow functions.
-
-    `num_clear` is as in `Rule.knots`; `num_weights` does not count these functions.
-    """
-    num_weights += MOST_FINEST * len(NARROW)
-    return knots == FINE and num_clear >= _FINEST_RECORDS * num_weights
 
 
 def banded_knots_of(

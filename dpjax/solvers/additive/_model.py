@@ -21,17 +21,17 @@ from dpjax.solvers.additive._choice import (
 )
 from dpjax.solvers.additive._curves import (
     FINE,
+    FINEST_RECORDS,
     LINE,
+    MOST_FINEST,
     NARROW,
     Hats,
     Rule,
-    Threshold,
     at_finest,
     banded_knots_of,
     curves_of,
     is_seen,
     knots_of,
-    may_be_finest,
 )
 from dpjax.solvers.linear._columns import fit_columns, on_sample, problem
 from dpjax.solvers.linear._kind import Examples, ModelKind
@@ -166,7 +166,7 @@ def dp_additive_model(
     del data, table
     terms = Terms(kind, num_columns, bent, column, knots, intervals)
     # With a log link public numbers alone decide on curves.
-    may_choose = Rule.of(terms.kind.loss).threshold is not None
+    may_choose = Rule.of(terms.kind.loss).gain is not None
     may_choose &= is_seen(num_samples, terms.num_functions, total)
     if intervals or not (knots and may_choose):
         fitted = _all_terms(terms, examples, key, total, execution)
@@ -222,8 +222,9 @@ class Terms(NamedTuple):
         """Returns whether columns that are mostly zero may have narrow functions."""
         num_clear = num_samples / (noise_multiplier * self.kind.loss.num_outputs)
         num_weights = self.num_columns + len(self.bent) * (len(self.knots) - 1)
-        is_clear = may_be_finest(self.knots, num_clear, num_weights)
-        return self.kind.has_labels and is_clear
+        num_weights += MOST_FINEST * len(NARROW)
+        is_clear = num_clear >= FINEST_RECORDS * num_weights
+        return self.kind.has_labels and self.knots == FINE and is_clear
 
     def fit(
         self,
@@ -299,9 +300,7 @@ def _chosen_terms(
     noise_multiplier: float,  # of all releases together
     execution: Execution,  # microbatches, callback, checkpoint
 ) -> tuple[Curves, dict[str, Any]]:  # curves, stats
-    """Releases an additive model and its stats, after a private choice of its form.
-
-    It is a sum of lines, or of curves, some perhaps with narrow hat functions.
+    """Releases an additive model and its stats, after a private choice of its terms.
 
     Privacy:
         One Gaussian mechanism of the noise multiplier under replace-one: a linear
@@ -366,8 +365,9 @@ def _released_choice(
     """
     kind, num_samples = terms.kind, len(examples.targets)
     first_key, gain_key, *rare_key = keys
-    threshold = cast(Threshold, Rule.of(kind.loss).threshold)
-    threshold = threshold.of(num_samples, noise_multiplier)
+    # With less noise and more records, a smaller gain suffices for curves.
+    by_noise, largest = cast(tuple[float, float], Rule.of(kind.loss).gain)
+    threshold = min(by_noise * (noise_multiplier + 1) / num_samples, largest)
     shares = shares_of(
         kind, threshold, num_samples, terms.num_functions, noise_multiplier
     )
@@ -405,12 +405,9 @@ def _residual_problem(
     `scale`, the residuals' scale of the Huber loss, unless it is None.
     """
     predictions = _lines(examples.features, line, terms.intercept)
-    # The Huber loss has its threshold in units of the residuals' scale.
-    if scale is not None:
-        predictions, (targets, offsets) = (
-            predictions / scale,
-            (examples.targets / scale, examples.offsets / scale),
-        )
+    if scale is not None:  # the Huber loss has its threshold in units of it
+        predictions, offsets = predictions / scale, examples.offsets / scale
+        targets = examples.targets / scale
         examples = examples._replace(targets=targets, offsets=offsets)
     bending = examples.features[:, jnp.asarray(terms.own)]
     return examples._replace(features=bending), predictions

@@ -563,13 +563,12 @@ def recalibration(
         )
         for quantile_key, x in zip(keys[:2], _magnitudes(loss, predictor), strict=True)
     ]
-    largest = _largest_curvature(loss, constant, bounds[1])
-    means, stddevs = _means(loss, axis_name, predictor, bounds, largest, multiplier)
+    bounds.append(_largest_curvature(loss, constant, bounds[1]))
+    means, stddevs = _means(loss, axis_name, predictor, bounds, multiplier)
     # The key is the second of two, so that the draws agree with `privatize`.
     noisy = gaussian_of_padded(_keys.split(keys[2])[1], means, stddevs)
     noise = math.sqrt(11) * multiplier / len(predictor.scores)
-    args = predictor.level, bounds, largest, noisy, noise
-    return _newton_step(has_level, is_at_mean, *args)
+    return _newton_step(has_level, is_at_mean, predictor.level, bounds, noisy, noise)
 
 
 @partial(jax.jit, static_argnums=0)
@@ -578,16 +577,14 @@ def _largest_curvature(
 ) -> jax.Array:
     """Returns a curvature that few records exceed, to clip curvatures at.
 
-    This is the bound of all curvatures, but with a log link that is thousands of times
-    the curvature of most records, which noise would hide. Theirs is at most about the
-    absolute slope, for which `height` is a released bound, plus the curvature of a
-    target that equals its mean at `constant`, the released best constant prediction.
+    With a log link the largest curvature is thousands of times the usual one. Most are
+    at most about the absolute slope, for which `height` is a released bound, plus the
+    curvature of a target that is the mean at the released `constant`.
     """
-    bound = jnp.full_like(height, loss.curvature_bound)
     if not loss.has_log_link:
-        return bound
+        return jnp.full_like(height, loss.curvature_bound)
     usual = loss.curvature(constant, loss.mean_of(constant))
-    return jnp.minimum(bound, height + usual)
+    return jnp.minimum(height + usual, loss.curvature_bound)
 
 
 def _slopes(loss: LinearLoss, predictor: Predictor) -> jax.Array:
@@ -603,16 +600,16 @@ def _magnitudes(loss: LinearLoss, predictor: Predictor) -> list[jax.Array]:
 
 
 def _records(
-    loss: LinearLoss, predictor: Predictor, bounds: list[jax.Array], largest: jax.Array
+    loss: LinearLoss, predictor: Predictor, bounds: list[jax.Array]
 ) -> jax.Array:
     """Returns five numbers of each record for the Newton step of `recalibration`.
 
-    They are the loss's derivatives in scale and level, (n, 5). `bounds` clip scores and
-    slopes (derivatives in the prediction), and `largest` clips curvatures, so that the
-    mean's sensitivity is known.
+    They are the loss's derivatives in scale and level, (n, 5). `bounds` clip scores,
+    slopes (derivatives in the prediction) and curvatures, so that the mean's
+    sensitivity is known.
     """
     scores, level, targets, offsets, weights = predictor
-    spread, height = bounds
+    spread, height, largest = bounds
     # All factors are clipped before they are multiplied.
     unit = jnp.clip(scores / spread, -1.0, 1.0)
     slopes = jnp.clip(_slopes(loss, predictor) / height, -1.0, 1.0)
@@ -629,13 +626,12 @@ def _means(
     loss: LinearLoss,
     axis_name: AxisName | None,
     predictor: Predictor,  # scores and level of predictions, records
-    bounds: list[jax.Array],  # of scores, and of slopes (derivatives of the loss)
-    largest: jax.Array,  # a bound of curvatures
+    bounds: list[jax.Array],  # of scores, slopes (derivatives of the loss), curvatures
     multiplier: Scalar,  # the noise multiplier
 ) -> tuple[Unrounded, jax.Array]:  # means, stddevs
     """Returns five means for `recalibration` before noise, and stddevs of the noise."""
     # They are gradient and Hessian in scale and level; both vectors are zero-padded.
-    samples = _records(loss, predictor, bounds, largest)
+    samples = _records(loss, predictor, bounds)
     return mean_and_stddevs(_RECORDS, samples, multiplier, axis_name)
 
 
@@ -644,8 +640,7 @@ def _newton_step(
     has_level: bool,  # whether there is an intercept
     is_at_mean: bool,  # see `recalibration`
     level: jax.Array,  # the intercept
-    bounds: list[jax.Array],  # of scores and slopes
-    bound: jax.Array,  # of curvatures
+    bounds: list[jax.Array],  # of scores, slopes and curvatures
     means: jax.Array,  # of `_records`, with noise
     noise: Scalar,  # the stddev of the means
 ) -> tuple[jax.Array, jax.Array]:  # factor, change
@@ -655,7 +650,7 @@ def _newton_step(
     the bound of scores as spread. The level is eliminated. Both parts of the gradient
     have the same clipped slopes, so an error of the level cancels.
     """
-    spread, height = bounds
+    spread, height, bound = bounds
     gradient, pull = height * means[0], height * means[1]
     curvature = bound * jnp.maximum(means[2], _LEAST_CURVATURE)
     mixed, own = bound * means[3], bound * means[4]

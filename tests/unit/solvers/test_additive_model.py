@@ -10,10 +10,10 @@ import pytest
 from dpjax import losses
 from dpjax.accounting import PrivacyGuarantee
 from dpjax.solvers import Curves, Solution, dp_additive_model, dp_linear_model
-from dpjax.solvers.additive import _curves
+from dpjax.solvers.additive import _curves, _model
 from dpjax.solvers.additive._choice import rare_columns
 from dpjax.solvers.additive._curves import FINE, FINEST, NARROW, Hats, Rule
-from dpjax.solvers.linear._kind import Examples
+from dpjax.solvers.linear._kind import Examples, ModelKind
 from tests.unit.refusals import refused
 
 KNOTS = (-2.0, 0.0, 2.0)
@@ -93,18 +93,6 @@ def test_which_columns_are_mostly_zero():
     assert found(np.float32(np.arange(1_000) < 50)) == [3]
 
 
-def test_the_choice_of_columns_has_the_stated_noise():
-    ones = jnp.ones(1_000)
-    features = jnp.where(jnp.arange(1_000) < 100, 2.0, 0.0)[:, None]
-    records = Examples(features, 0 * ones, 0 * ones, ones)
-    # The mean is -0.05, one stddev below zero: replacing a record moves it by 1 / n.
-    multiplier = 0.05 * 1_000
-    keys = jax.random.split(jax.random.key(0), 1_000)
-    _, nums = jax.vmap(lambda key: rare_columns(None, records, key, multiplier))(keys)
-    # Phi(1) is .841; with half of the noise it would be .977.
-    assert 0.8 < jnp.mean(nums) < 0.88
-
-
 def test_the_price_is_that_of_the_linear_model():
     """And a function that bends is found at it."""
     features, _ = table(seed=1)
@@ -148,10 +136,12 @@ def test_knots_follow_from_public_numbers():
             [len(rule.knots(clear, 10, smooth)) for clear in (10, 300, 1e4)]
             for smooth in (0, 5, 100)
         ]
+    kind = ModelKind(losses.logistic, True, False, None)
+    terms = _model.Terms(kind, 10, (), 9, FINE, False)
     num = 60 * (10 + 2 * len(NARROW))
-    assert _curves.may_be_finest(FINE, num, 10)
-    assert not _curves.may_be_finest(FINE, num - 1, 10)
-    assert not _curves.may_be_finest(KNOTS, 1e9, 10)
+    assert terms.may_be_finest(num, 1.0)
+    assert not terms.may_be_finest(num - 1, 1.0)
+    assert not terms._replace(knots=KNOTS).may_be_finest(10**9, 1.0)
 
 
 @pytest.mark.parametrize("fit", [dp_additive_model, dp_linear_model])

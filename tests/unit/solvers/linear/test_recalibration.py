@@ -92,8 +92,8 @@ ODD = [-3e38, -2.0, -1.0, -0.3, 0.0, 0.3, 1.0, 2.0, 3e38, np.nan, np.inf]
 def test_no_two_records_are_further_apart_than_the_noise_is_for(loss):
     scores, targets, offsets, weights = every(ODD, ODD[::2], ODD[1::2], [0, 0.4, 1])
     given = Predictor(scores, jnp.zeros(()), targets, offsets, weights)
-    bounds, largest = list(jnp.float32([1.0, 0.6])), jnp.float32(0.7)
-    examples = jax.jit(_fit._records, static_argnums=0)(loss, given, bounds, largest)
+    bounds = list(jnp.float32([1.0, 0.6, 0.7]))
+    examples = jax.jit(_fit._records, static_argnums=0)(loss, given, bounds)
     attained = 0.99 if loss == losses.huber(1.0) else 0.5
     check_set(examples, _fit._RECORDS, attained)
 
