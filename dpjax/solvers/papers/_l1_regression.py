@@ -254,16 +254,16 @@ class FixedPoint(NamedTuple):
 def row_blocks(
     features: jax.Array, targets: jax.Array, truncation: Scalar, fixed_point: FixedPoint
 ) -> Blocks:
-    """Returns features and targets times `truncation` in blocks for `chunk_scores`."""
+    """Returns rows in blocks, over which `chunk_scores` sums scores of candidates."""
     # The shapes are (steps, blocks, length, d) and (steps, blocks, length): a scan runs
-    # over steps, their blocks run in parallel, and a block gets one logarithm.
+    # over steps, their blocks run in parallel, and a block's product has one logarithm.
     length = fixed_point.block_length
     num_blocks = -(-targets.size // length)
     num_steps = -(-num_blocks // _BLOCKS_AT_ONCE)
     shape = (num_steps, -(-num_blocks // num_steps), length)
     padding = math.prod(shape) - targets.size
-    # Padding rows have infinite residuals, so they add 0 to each score.
-    truncation = like(truncation, features)
+    # Padding rows have infinite residuals: they add 0.
+    truncation = like(truncation, features)  # scales residuals for the truncated loss
     features = jnp.pad(features * truncation, ((0, padding), (0, 0)))
     targets = jnp.pad(targets * truncation, (0, padding), constant_values=jnp.inf)
     return features.reshape(*shape, -1), targets.reshape(shape)

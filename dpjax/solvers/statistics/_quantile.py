@@ -264,11 +264,11 @@ def _rank(quantile: float, num_samples: int) -> int:
 def _width_scores(
     samples: jax.Array, edges: jax.Array, quantile: float, apart: jax.Array
 ) -> jax.Array:
-    """Returns the score of each bin of distances d: 0 for the bin to choose, else less.
+    """Returns scores by which the half width d of a quantile's interval is chosen.
 
-    Samples (n,) are measured from the released quantile, of rank r. The samples of
-    ranks r - apart and r + apart are to lie within ±d, in the interval. If a record is
-    replaced, each of the two counts, and so the smaller one, moves by 1.
+    A bin of distances d has score 0 if d is the least to cover, within ±d, the samples
+    of ranks r - apart and r + apart, else less. Samples (n,) are measured from the
+    released quantile, of rank r. If a record is replaced, scores move by at most 1.
     """
     rank = _rank(quantile, samples.size)
     up_to = num_up_to(samples, edges, quantile)
