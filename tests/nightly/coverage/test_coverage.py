@@ -57,7 +57,7 @@ def test_a_width_without_the_noise_is_seen(monkeypatch):
 
 
 def test_real_columns_are_populations(tmp_path, monkeypatch):
-    monkeypatch.setattr(populations, "COLUMNS", [("adult", "age")])
+    monkeypatch.setattr(populations, "COLUMNS", ["adult, age"])
     monkeypatch.setattr(populations, "EPSILONS", (5.0,))
     monkeypatch.setattr(populations, "NUM_SAMPLES", 4_000)
     (place,) = populations.places()
