@@ -102,7 +102,7 @@ class Store(NamedTuple):
         if not path.parent.joinpath("0.npz").exists():
             raise ValueError(
                 f"{self.option} must be a folder of one run's states alone, got "
-                f"{str(path.parent)!r}, which is none."
+                f"{str(path.parent)!r}, which holds none: choose a new folder."
             )
         # If fewer processes saved it, this one has no file; the first has the digests.
         return unpacked(path if path.exists() else path.with_name("0.npz"))

@@ -97,7 +97,8 @@ def score_privately(
         unit, (loss, name, known, predict) = None, _of_classes(model, baseline, targets)
     else:
         unit = _scale_of(model) if scale is None else scale
-        _validate.require(unit is not None, "scale", scale, "given, for this model")
+        rule = "given in the units of y, because this model has none of its own"
+        _validate.require(unit is not None, "scale", scale, rule)
         _validate.positive(scale=unit)
         unit = float(unit or 1.0)
         with np.errstate(over="ignore"):

@@ -135,7 +135,7 @@ test_wrong_arguments_are_refused = refused(
     ({"model": LONE}, "model must be a classifier of two classes"),
     ({"model": OTHER, "baseline": LONE}, "baseline must be a classifier of the class"),
     ({"y": NUMBERS[:-1]}, "inconsistent numbers of samples"),
-    ({"model": UNSCALED}, "scale must be given, for this model"),
+    ({"model": UNSCALED}, "scale must be given in the units of y"),
 )
 
 
