@@ -381,6 +381,11 @@ TABLE = r"""
 ? (lambda r: float(jnp.abs(r._records(losses.squared, r.Predictor(jnp.ones(2),
 ? jnp.zeros(()), jnp.full(2, 1e6), jnp.zeros(2), jnp.ones(2)),
 ? jnp.ones(3))).max()) <= 1)(solvers.linear._fit)
+= curvatures of the recalibration are not clipped
+~ jnp.clip(weights * curvatures / largest, 0.0, {{1.0|jnp.inf}})
+? (lambda r: float(r._records(losses.squared, r.Predictor(jnp.ones(2), jnp.zeros(()),
+? jnp.ones(2), jnp.zeros(2), jnp.ones(2)), jnp.float32([1, 1, 0.1])).max()) <= 1)(
+? solvers.linear._fit)
 @ tests/unit/solvers/linear tests/unit/test_scales.py
 = a histogram of sizes with less noise
 ~ stddev = {{2**0.5 * |}}ROUNDED_UP * jnp.asarray(noise_multiplier, "float32")
