@@ -577,9 +577,9 @@ def _largest_curvature(
 ) -> jax.Array:
     """Returns a curvature that few records exceed, to clip curvatures at.
 
-    With a log link the largest curvature is thousands of times the usual one. Most are
-    at most about the absolute slope, for which `height` is a released bound, plus the
-    curvature of a target that is the mean at the released `constant`.
+    With a log link the largest curvature is thousands of times the usual one. Most
+    records have less than their absolute slope, for which `height` is a released bound,
+    plus the curvature of a target that is the mean at the released `constant`.
     """
     if not loss.has_log_link:
         return jnp.full_like(height, loss.curvature_bound)

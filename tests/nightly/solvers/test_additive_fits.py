@@ -93,6 +93,14 @@ def test_exposures_and_weights():
     assert abs(np.sum(exposures * found) / np.sum(exposures * rates) - 1) < 0.15
 
 
+@pytest.mark.parametrize("num", [1, 3, 19])
+def test_few_records_have_an_answer(num):
+    features, noise = table(num)
+    solution = solve(data=(features, noise), epsilon=1.0)
+    assert solution.params.knots == ()
+    assert jnp.isfinite(solution.params.slopes).all()
+
+
 def test_knots_of_a_sample_are_those_of_its_size():
     features, noise = table(5 * NUM, seed=1)
     data = features, bent(features) + noise

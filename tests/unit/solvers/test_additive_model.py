@@ -93,6 +93,18 @@ def test_which_columns_are_mostly_zero():
     assert found(np.float32(np.arange(1_000) < 50)) == [3]
 
 
+def test_the_choice_of_columns_has_the_stated_noise():
+    ones = jnp.ones(1_000)
+    features = jnp.where(jnp.arange(1_000) < 100, 2.0, 0.0)[:, None]
+    records = Examples(features, 0 * ones, 0 * ones, ones)
+    # The mean is -0.05, one stddev below zero: replacing a record moves it by 1 / n.
+    multiplier = 0.05 * 1_000
+    keys = jax.random.split(jax.random.key(0), 1_000)
+    _, nums = jax.vmap(lambda key: rare_columns(None, records, key, multiplier))(keys)
+    # Phi(1) is .841; with half of the noise it would be .977.
+    assert 0.8 < jnp.mean(nums) < 0.88
+
+
 def test_the_price_is_that_of_the_linear_model():
     """And a function that bends is found at it."""
     features, _ = table(seed=1)
