@@ -28,8 +28,14 @@ def folder(here):
 
 
 @pytest.fixture
-def rooms(here):
-    """A working directory with 40 records of rooms and prices, and their schemas."""
+def rooms(here, monkeypatch):
+    """A working directory with 40 records of rooms and prices, and their schemas.
+
+    The only data sets are these, one of a single record, and those of the package.
+    """
+    monkeypatch.delenv("DPJAX_DATA", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(here / "cache"))
+    (here / "one.csv").write_text("rooms,town,price\n1,2,3\n")
     rng = np.random.default_rng(0)
     rooms = rng.integers(1, 8, 40)
     towns = rng.choice(["Ghent", "Lier", "Mons"], 40)

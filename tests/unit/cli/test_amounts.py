@@ -35,9 +35,7 @@ def table(units=None):
     bounded = BoundedColumn("years", 2), BoundedColumn("w", 4)
     schema = Schema({"age": Numeric(40, 20)}, Numeric(0, 1), None, *bounded)
     made = Table("t", columns, schema, "claims", np.zeros(5, bool))
-    if units is None:
-        return made
-    return made.by_unit(units_of("who", units, 2))
+    return made if units is None else made.by_unit(units_of("who", units, 2))
 
 
 def test_exposures_and_weights_are_shares_of_their_maximum():
@@ -93,6 +91,7 @@ USES = "that have one use each"
     ("old", "new", "loss", "message"),
     [
         ("scale = 1}", "center = 0, scale = 1}", "squared", "[exposure], which is lef"),
+        ("age", "none", "poisson", "columns of data.csv"),
         ('"w"', '"none"', "poisson", "columns of data.csv"),
         *(('"w"', f'"{name}"', "poisson", USES) for name in ("years", "claims")),
     ],
