@@ -73,7 +73,7 @@ def write_table(columns):
     Path("data.csv").write_text("".join(",".join(row) + "\n" for row in rows))
 
 
-def model_content(model):
+def model_file(model):
     """Returns the content of a model's file, as the command writes it."""
     return files(model, {})["model.npz"]
 

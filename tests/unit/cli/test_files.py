@@ -8,14 +8,7 @@ import polars as pl
 import pytest
 
 from dpjax.datasets import Categorical
-from tests.unit.cli.command import (
-    done,
-    invoke,
-    model_content,
-    outputs_of,
-    refused,
-    tree,
-)
+from tests.unit.cli.command import done, invoke, model_file, outputs_of, refused, tree
 from tests.unit.models.test_model import ROOMS, model
 
 SCHEMA = """\
@@ -89,7 +82,7 @@ ADVICE = {  # rows, what is told of them, and what options end that
 
 
 @pytest.mark.parametrize("kind", ADVICE)
-def test_lines_are_told_by_what_looks_at_records(here, kind):
+def test_odd_lines_are_reported_by_commands_that_read_records(here, kind):
     rows, message, options = ADVICE[kind]
     (here / "data.csv").write_text(text(rows))
     (here / "schema.toml").write_text(SCHEMA.replace("columns.town", "# "))
@@ -126,7 +119,7 @@ def test_a_proposed_schema_fits_its_file(here, name):
     assert "Nearly every column can be used." in shown
 
 
-def test_a_title_above_the_header_is_told(here):
+def test_a_title_above_the_header_is_reported(here):
     (here / "data.csv").write_text("Sales of 2023\n" + PLAIN)
     code, _, shown = outputs_of("schema", "data.csv")
     title = "'Sales of 2023'. If this is a title above the header, --skip-lines 1"
@@ -136,7 +129,7 @@ def test_a_title_above_the_header_is_told(here):
     assert result.stderr == ""
 
 
-def test_many_categories_times_and_one_row(here):
+def test_columns_of_many_categories_and_of_times_are_left_out_of_a_schema(here):
     rows = [[f"c{i}", str(i % 9), "2020-01-01", "7"] for i in range(500)]
     head = ["code", "OpTime", "start_date", "price"]
     (here / "data.csv").write_text(text(rows, head))
@@ -164,9 +157,9 @@ READ["one row"] = text(ROWS[:1]).encode(), "", PRICES[:1]
 
 
 @pytest.mark.parametrize("kind", READ)
-def test_predictions_of_a_file_as_it_is(here, kind):
+def test_a_file_is_predicted_in_its_own_format(here, kind):
     content, options, prices = READ[kind]
-    (here / "model.npz").write_bytes(model_content(MODEL))
+    (here / "model.npz").write_bytes(model_file(MODEL))
     (here / "data.csv").write_bytes(content)
     done(invoke("predict", "model.npz", "data.csv", *options.split()))
     title, *cells = (here / "predictions.csv").read_text().split()
@@ -178,8 +171,10 @@ def test_predictions_of_a_file_as_it_is(here, kind):
     ("content", "message"),
     [("", "a file with named columns"), (text([]), "a file with at least one record")],
 )
-def test_a_file_that_is_refused_leaves_nothing(here, content, message):
-    (here / "model.npz").write_bytes(model_content(MODEL))
+def test_a_file_without_names_or_records_is_refused_and_nothing_is_written(
+    here, content, message
+):
+    (here / "model.npz").write_bytes(model_file(MODEL))
     (here / "schema.toml").write_text(SCHEMA)
     (here / "data.csv").write_text(content)
     before = tree(here)
