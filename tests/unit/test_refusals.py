@@ -7,6 +7,7 @@ bad beside another argument alone is tested next to the code that it belongs to.
 import inspect
 import itertools
 import math
+import operator
 from functools import partial
 from unittest import mock
 
@@ -132,11 +133,6 @@ def _table(num_samples):
     return rows, rows[:, 0]
 
 
-def _of_size(part):
-    """Returns a class that is registered by itself, and its first argument."""
-    return part, {next(iter(inspect.signature(part).parameters)): 1.0}
-
-
 def _of_value(part):
     """Returns a registered mechanism, with a key, a value, and its options."""
     first = [*inspect.signature(part.func).parameters][:2]
@@ -147,19 +143,91 @@ X, KEY, BUDGET = jnp.zeros(3), jax.random.key(0), {"epsilon": 1.0, "delta": 1e-5
 CLIPPING, BIWEIGHT = estimators.Clipping(1.0), losses.biweight(1.0)
 TRUNCATION, TRIMMED = estimators.Truncation(1.0), estimators.TrimmedMean(0.1, -1.0, 1.0)
 BOX = constraints.Box(-np.ones(3), np.ones(3))
+BALL, POLYTOPE = constraints.L1Ball(1.0), constraints.Polytope(np.eye(3))
 EVENT = accounting.gaussian_event(1.0)
 STATED = accounting.PrivacyGuarantee.of(1.0, 1e-5, dp_event=EVENT)
 RUN = {"num_steps": 5, "sampling_prob": 0.5}
 BATCHES = {"num_steps": 5, "num_samples": 9, "batch_size": 3}
-SPENT = {"noise_multiplier": 1.0, "delta": 0.1}
-SAMPLING = {"sampling": accounting.Sampling(**RUN)}
-SMOOTH = {"smoothness": 0.1, "sigma": 0.7}
-TWEEDIE = {"power": 1.5, "min_mean": 0.1, "max_mean": 5.0, "max_target": 20.0}
-MOMENT = {"moment_bound": 1.0, "num_samples": 100, "num_coordinates": 3} | BUDGET
-DISCRETE = {"sensitivity": 3.0, "num_coordinates": 2, "delta": 1e-5}
-POLYTOPE = constraints.Polytope(np.eye(3))
-LAPLACE = {"release": partial(mechanisms.laplace, scale=1.0), "key": KEY}
-RELEASE = LAPLACE | {"data": X, "neighbor": X + 1}
+RELEASE = {"release": partial(mechanisms.laplace, scale=1.0), "neighbor": X + 1}
+
+# A good value of each name.
+GOOD = BUDGET | {
+    **_each("rho prior false_positive_rates", 0.5),
+    **_each("smoothness l2 lower trim_fraction min_mean", 0.1),
+    **_each("sensitivity noise_multiplier base radius limit scale scales", 1.0),
+    **_each("l2_clip_norm threshold offset moment_bound", 1.0),
+    **_each("derivative_bound curvature_bound", 1.0),
+    **_each("mean_trials expected_batch_size tail_index degrees_of_freedom", 2.0),
+    **_each("group_size num_bins batch_size cycle_length sparsity num_bands", 2),
+    **_each("num_coordinates num_params num_selections num_groups sample_size", 3),
+    **_each("num_classes shape stddev", 3),
+    **_each("data params gradient like", X),
+    **_each("event dp_event", EVENT),
+    **_each("constraint box", BOX),
+    **{"num_samples": 40, "num_candidates": 9, "num_steps": 4, "num_features": 5},
+    **{"key": KEY, "relation": dpjax.REPLACE_ONE, "description": "", "privacy": STATED},
+    **{"sampling": accounting.Sampling(**RUN), "sigma": 0.7, "power": 1.5, "index": 0},
+    **{"norm": "l1", "upper": 9.0, "vertices": np.eye(3), "categories": ("a",)},
+    **{"estimator": CLIPPING, "inner": TRUNCATION, "groups": ("a",)},
+    **{
+        "samples": jnp.ones((30, 2)),
+        "loss_fn": losses.squared,
+        "derivative_fn": jnp.tanh,
+    },
+    **{
+        "max_mean": 5.0,
+        "max_target": 20.0,
+        "decays": (0.5,),
+        "coefficients": (1.0, 0.5),
+    },
+    **{"fn": print, "statistic": lambda x: x},
+}
+
+
+def _with_good(function, **others):
+    """Returns a function, and good values where it has no default, or others."""
+    parameters = inspect.signature(function).parameters.values()
+    needed = {x.name for x in parameters if x.default is x.empty} - others.keys()
+    return function, {name: GOOD[name] for name in needed} | others
+
+
+FUNCTIONS = {
+    accounting: "PrivacyFilter PrivacyGuarantee PrivacyGuarantee.of Sample delta_of "
+    "epsilon_of epsilon_to_rho rho_to_epsilon gaussian_stddev gaussian_epsilon "
+    "gaussian_event noise_multiplier noise_multiplier_to_epsilon selection_epsilon "
+    "smooth_noise_multiplier tuning_epsilon tuning_budget discrete_gaussian_stddev",
+    batching: "BallsInBins CyclicPoisson Poisson ShuffledEpochs WithoutReplacement",
+    constraints: "Box Polytope grid_net halton_net",
+    datasets: "Normal LogNormal Categorical Numeric Pareto StudentT sparse_params "
+    "linear_model logistic_model",
+    estimators: "AdaptiveThreshold Grouped MedianOfMeans Scaled Truncation.for_moment "
+    "MedianOfMeans.for_failure_prob Winsorization.for_moment "
+    "SmoothedTruncation.for_moment",
+    losses: "biweight huber gamma poisson regularized softmax tweedie MarginLoss "
+    "MarginLoss.smoothed_hinge",
+    mechanisms: "BandedToeplitz BandedToeplitz.square_root BandedToeplitz.optimal "
+    "BufferedToeplitz.optimal BinaryTree discrete_gaussian",
+    solvers: "Execution PrivateTraining recommend",
+    tuning: "Score",
+    transforms: "scale_by_dp_adam",
+    dpjax: "robust_grad",
+}
+METHODS = [
+    *(STATED.tradeoff, STATED.posterior, STATED.for_groups),
+    *(kind.init for kind in registry.BATCHINGS.values()),
+    *(BALL.num_vertices, BALL.vertex, BALL.contains, POLYTOPE.vertex),
+    *(
+        POLYTOPE.vertex_scores,
+        BOX.minimize_linear,
+        mechanisms.BinaryTree(4).sensitivity,
+    ),
+    *(kind.project for kind in (BALL, BOX, constraints.L2Ball(1.0))),
+    *(kind(1.0).diameter for kind in (constraints.L2Ball, constraints.Simplex)),
+    *(kind.diameter for kind in (BALL, BOX, POLYTOPE)),
+    *(datasets.Normal().sample, TRIMMED.trim_count, TRIMMED.smooth_sensitivity),
+    *(make(1.0) for make in registry.ESTIMATORS.values()),
+    *(make(1.0).sensitivity for x, make in registry.ESTIMATORS.items() if x != "Mean"),
+]
 
 # What is called, with valid arguments.
 CALLS = [
@@ -174,7 +242,7 @@ CALLS = [
         if "," not in name and name not in ("chain", "scale_by_dp_adam")
     ),
     *(
-        _of_size(part)
+        _with_good(part)
         for part in (registry.ESTIMATORS | registry.CONSTRAINTS).values()
         if inspect.isclass(part)
     ),
@@ -183,128 +251,18 @@ CALLS = [
         for name, part in registry.MECHANISMS.items()
         if "," not in name and name != "discrete_gaussian"
     ),
-    (accounting.PrivacyFilter, BUDGET),
-    (
-        accounting.PrivacyGuarantee,
-        BUDGET | {"relation": dpjax.REPLACE_ONE, "dp_event": EVENT, "description": ""},
+    *(
+        _with_good(operator.attrgetter(name)(layer))
+        for layer, names in FUNCTIONS.items()
+        for name in names.split()
     ),
-    (accounting.PrivacyGuarantee.of, BUDGET | {"dp_event": EVENT}),
-    (STATED.tradeoff, {"false_positive_rates": 0.5}),
-    (STATED.posterior, {"prior": 0.5, "false_positive_rates": 0.5}),
-    (accounting.Sample, {"num_samples": 9, "sample_size": 3}),
-    (accounting.Sample(9, 3).budget, BUDGET | {"delta": 1e-9}),
-    (accounting.delta_of, {"event": EVENT, "epsilon": 1.0}),
-    (accounting.epsilon_of, {"event": EVENT, "delta": 0.1}),
-    (accounting.epsilon_to_rho, BUDGET),
-    (accounting.rho_to_epsilon, {"rho": 1.0, "delta": 0.1}),
-    (accounting.gaussian_stddev, BUDGET | {"sensitivity": 1.0}),
-    (accounting.gaussian_epsilon, {"stddev": 1.0, "delta": 0.1, "sensitivity": 1.0}),
+    *map(_with_good, METHODS),
     *((accounting.Sampling, scheme) for scheme in (RUN, BATCHES)),
-    (accounting.gaussian_event, {"noise_multiplier": 1.0}),
-    (accounting.noise_multiplier, BUDGET | SAMPLING),
-    (accounting.noise_multiplier_to_epsilon, SPENT | SAMPLING),
-    (STATED.for_groups, {"group_size": 2}),
-    (accounting.selection_epsilon, BUDGET | {"num_selections": 3}),
-    (accounting.smooth_noise_multiplier, {"rho": 0.5} | SMOOTH),
-    (accounting.tuning_epsilon, {"base": 1.0, "delta": 0.0, "mean_trials": 2.0}),
-    (accounting.tuning_budget, BUDGET | {"mean_trials": 2.0}),
-    (accounting.discrete_gaussian_stddev, DISCRETE | {"epsilon": 1.0}),
-    (audit.epsilon_lower_bound, RELEASE),
-    (audit.one_run, RELEASE | {"statistic": lambda x: x}),
-    *(
-        (kind.init, {"key": KEY, "num_samples": 12, "num_steps": 4})
-        for kind in registry.BATCHINGS.values()
-    ),
-    (batching.BallsInBins, {"num_bins": 2}),
-    (batching.CyclicPoisson, {"expected_batch_size": 2.0, "cycle_length": 2}),
-    (batching.Poisson, {"expected_batch_size": 2.0}),
-    (batching.ShuffledEpochs, {"batch_size": 2}),
-    (batching.WithoutReplacement, {"batch_size": 2}),
-    *(
-        (kind(1.0).diameter, {"norm": "l1", "num_coordinates": 3})
-        for kind in (constraints.L1Ball, constraints.L2Ball, constraints.Simplex)
-    ),
-    (constraints.Box, {"lower": 0.0, "upper": np.ones(3)}),
-    (constraints.Polytope, {"vertices": np.eye(3)}),
-    *(
-        (method, {"norm": "l1", "num_coordinates": 3})
-        for method in (BOX.diameter, POLYTOPE.diameter)
-    ),
-    (constraints.L1Ball(1.0).num_vertices, {"num_coordinates": 3}),
-    (constraints.L1Ball(1.0).vertex, {"index": 0, "like": X}),
-    (POLYTOPE.vertex, {"index": 0, "like": X}),
-    (POLYTOPE.vertex_scores, {"gradient": X}),
-    (BOX.minimize_linear, {"gradient": X}),
-    *(
-        (constraint.project, {"params": X})
-        for constraint in (constraints.L1Ball(1.0), constraints.L2Ball(1.0), BOX)
-    ),
-    (constraints.L1Ball(1.0).contains, {"params": X, "tolerance": 0.1}),
-    (constraints.grid_net, {"constraint": BOX, "num_coordinates": 3, "radius": 1.0}),
-    (constraints.halton_net, {"box": BOX, "num_coordinates": 3, "num_candidates": 9}),
-    *((law, {"scale": 1.0}) for law in (datasets.Normal, datasets.LogNormal)),
-    (datasets.Categorical, {"categories": ("a",)}),
-    (datasets.Numeric, {"scale": 1.0, "limit": 1.0}),
-    (datasets.Pareto, {"tail_index": 2.0}),
-    (datasets.StudentT, {"degrees_of_freedom": 2.0}),
-    (datasets.Normal().sample, {"key": KEY, "shape": (2,)}),
-    *(
-        (model, {"key": KEY, "num_samples": 3, "num_features": 5})
-        for model in (datasets.linear_model, datasets.logistic_model)
-    ),
-    (datasets.sparse_params, {"sparsity": 2}),
-    (estimators.AdaptiveThreshold, {"estimator": CLIPPING, "lower": 0.1, "upper": 9.0}),
-    (estimators.Grouped, {"estimator": CLIPPING, "groups": ("a",)}),
-    (estimators.MedianOfMeans, {"inner": TRUNCATION, "num_groups": 3}),
-    (
-        estimators.MedianOfMeans.for_failure_prob,
-        {"inner": TRUNCATION, "num_coordinates": 3},
-    ),
-    (estimators.Scaled, {"estimator": CLIPPING, "scales": 1.0}),
-    (estimators.TrimmedMean, {"trim_fraction": 0.1, "lower": -1.0, "upper": 1.0}),
-    (TRIMMED.trim_count, {"num_samples": 9}),
-    (TRIMMED.smooth_sensitivity, {"samples": jnp.zeros(9), "smoothness": 0.1}),
-    (estimators.Truncation.for_moment, MOMENT),
-    (estimators.Winsorization.for_moment, MOMENT),
-    (estimators.SmoothedTruncation.for_moment, MOMENT),
-    *(
-        (make(1.0).sensitivity, {"num_samples": 30, "num_coordinates": 3})
-        for name, make in registry.ESTIMATORS.items()
-        if name != "Mean"
-    ),
-    *(
-        (make(1.0), {"samples": jnp.ones((30, 2))})
-        for make in registry.ESTIMATORS.values()
-    ),
-    *((kind, {"threshold": 1.0}) for kind in (losses.biweight, losses.huber)),
-    (losses.gamma, {"min_mean": 0.1, "max_target": 20.0}),
-    (losses.poisson, {"max_mean": 1.0, "max_target": 9.0}),
-    (losses.regularized, {"loss_fn": losses.squared, "l2": 0.1}),
-    (losses.softmax, {"num_classes": 3}),
-    (losses.tweedie, TWEEDIE),
-    (
-        losses.MarginLoss,
-        {"derivative_fn": jnp.tanh, "derivative_bound": 1.0, "curvature_bound": 1.0},
-    ),
-    (losses.MarginLoss.smoothed_hinge, {"width": 1.0}),
-    (mechanisms.BandedToeplitz, {"num_steps": 2, "coefficients": (1.0, 0.5)}),
-    (mechanisms.BufferedToeplitz, {"num_steps": 4, "decays": (0.5,), "scales": (0.2,)}),
-    (mechanisms.BandedToeplitz.square_root, {"num_steps": 4, "num_bands": 2}),
-    (mechanisms.BandedToeplitz.optimal, {"num_steps": 4, "num_bands": 2}),
-    (mechanisms.BufferedToeplitz.optimal, {"num_steps": 4}),
-    (mechanisms.BinaryTree, {"num_steps": 4}),
-    (mechanisms.BinaryTree(4).sensitivity, {}),
-    (mechanisms.discrete_gaussian, {"shape": 3, "stddev": 3}),
-    (solvers.Execution, {}),
-    (solvers.PrivateTraining, {"loss_fn": losses.squared, "num_samples": 40} | BUDGET),
-    (tuning.Score, {"fn": print, "privacy": STATED}),
-    (
-        tuning.clipped_loss,
-        BUDGET | {"loss_fn": losses.squared, "data": (X, X), "limit": 1.0},
-    ),
-    (solvers.recommend, {"num_samples": 40, "num_params": 3} | BUDGET),
-    (transforms.scale_by_dp_adam, {}),
-    (dpjax.robust_grad, {"loss_fn": losses.squared, "estimator": TRUNCATION}),
+    _with_good(accounting.Sample(9, 3).budget, delta=1e-9),
+    *(_with_good(x, **RELEASE) for x in (audit.epsilon_lower_bound, audit.one_run)),
+    _with_good(estimators.TrimmedMean, lower=-1.0, upper=1.0),
+    _with_good(mechanisms.BufferedToeplitz, scales=(0.2,)),
+    _with_good(tuning.clipped_loss, data=(X, X)),
 ]
 
 # What is bad there alone: an argument, and the functions that it is of.
@@ -320,7 +278,7 @@ WRONG = {
     "neighbor: one_run": [X],
     "stddev: discrete_gaussian": [0, 2.5, True, 2**26 + 1],
     "scale: Numeric Normal LogNormal": [0.0],
-    "sample_size: Sample": [10],
+    "sample_size: Sample": [41],
     "delta: Sample.budget": [0.5],
     "mean_trials: tuning_epsilon tuning_budget": [0.5],
     "l2_clip_norm: Clipping": FAR,
@@ -340,7 +298,7 @@ WRONG = {
     ],
     "scales: Scaled": [{}, {"w": 0.0}, jnp.array([1.0, -1.0]), [1.0, INF], NAN, "1"],
     "coefficients: BandedToeplitz": [
-        *((), (0.0, 0.0), (1.0, 0.5, 0.1)),
+        *((), (0.0, 0.0), (1.0, 0.5, 0.4, 0.3, 0.2)),
         *((1.0, second) for second in (NAN, 1.5, -0.5)),
     ],
     "num_bands: BandedToeplitz.square_root": [5],
