@@ -11,33 +11,16 @@ import polars
 import pytest
 from sklearn.base import clone
 
+import dpjax.sklearn as sk
 from dpjax.accounting import gaussian_epsilon
-from dpjax.sklearn import (
-    DPAdditiveClassifier,
-    DPAdditiveRegressor,
-    DPGammaRegressor,
-    DPHuberRegressor,
-    DPLinearRegression,
-    DPLogisticRegression,
-    DPMeanRegressor,
-    DPPoissonRegressor,
-    DPTweedieRegressor,
-    _additive,
-    _labels,
-    _linear,
-    _regressors,
-    _tables,
-    score_privately,
-)
-from dpjax.sklearn._tables import shares_of
+from dpjax.sklearn import _additive, _labels, _linear, _regressors, _tables
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is cloned again")
 
-REGRESSORS = [DPLinearRegression, DPHuberRegressor, DPPoissonRegressor]
-REGRESSORS += [DPGammaRegressor, DPTweedieRegressor, DPMeanRegressor]
-CLASSIFIERS = [DPLogisticRegression, DPAdditiveClassifier]
-NONE = contextlib.nullcontext()
-MODELS = [*REGRESSORS[:-1], DPAdditiveRegressor, *CLASSIFIERS]
+REGRESSORS = [sk.DPLinearRegression, sk.DPHuberRegressor, sk.DPPoissonRegressor]
+REGRESSORS += [sk.DPGammaRegressor, sk.DPTweedieRegressor, sk.DPMeanRegressor]
+CLASSIFIERS = [sk.DPLogisticRegression, sk.DPAdditiveClassifier]
+MODELS = [*REGRESSORS[:-1], sk.DPAdditiveRegressor, *CLASSIFIERS]
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +36,7 @@ def table():
 
 @pytest.fixture(scope="module")
 def model(table):
-    return DPLinearRegression(random_state=0).fit(*table)
+    return sk.DPLinearRegression(random_state=0).fit(*table)
 
 
 def test_raw_units_are_fitted_and_told(table, model):
@@ -130,7 +113,7 @@ SECRETS = polars.DataFrame({"a": ["secret"]})
 EXPOSED = {"X": np.zeros((50, 1)), "y": np.arange(50), "exposure": np.ones(50)}
 REFUSED = [
     *(
-        (DPLinearRegression(**{name: value}), ROWS | {"X": ONE_COLUMN}, name)
+        (sk.DPLinearRegression(**{name: value}), ROWS | {"X": ONE_COLUMN}, name)
         for name, value in (
             *(("epsilon", "1"), ("delta", 1.0), ("max_weight", 0.0)),
             ("random_state", np.random.RandomState(0)),
@@ -139,25 +122,25 @@ REFUSED = [
             ("feature_ranges", {"age": (0, 1), "none": (0, 1)}),
         )
     ),
-    (DPTweedieRegressor(power=2.0), ROWS, "power"),
-    (DPPoissonRegressor(target_range=(-2, -1)), ROWS, "target_range"),
+    (sk.DPTweedieRegressor(power=2.0), ROWS, "power"),
+    (sk.DPPoissonRegressor(target_range=(-2, -1)), ROWS, "target_range"),
     *(
-        (DPLogisticRegression(classes=bad), ROWS, "classes")
+        (sk.DPLogisticRegression(classes=bad), ROWS, "classes")
         for bad in ("ab", [1, 1], [1.0, np.nan], 3)
     ),
-    (DPAdditiveRegressor(loss="cubic"), ROWS, "loss"),
-    (DPAdditiveClassifier(intervals="yes"), ROWS, "intervals must be a bool"),
+    (sk.DPAdditiveRegressor(loss="cubic"), ROWS, "loss"),
+    (sk.DPAdditiveClassifier(intervals="yes"), ROWS, "intervals must be a bool"),
     *(
         (kind(intervals=True, classes=classes), ROWS, "classes must be a list of two")
-        for kind in (DPLogisticRegression, DPAdditiveClassifier)
+        for kind in (sk.DPLogisticRegression, sk.DPAdditiveClassifier)
         for classes in (None, [0, 1, 2])
     ),
     *(
-        (DPAdditiveRegressor(categorical_features=bad), ROWS, "categorical_features")
+        (sk.DPAdditiveRegressor(categorical_features=bad), ROWS, "categorical_features")
         for bad in ("all", {1: "ab"}, {0: ["a"]})
     ),
     *(
-        (DPLinearRegression(), ROWS | changes, message)
+        (sk.DPLinearRegression(), ROWS | changes, message)
         for changes, message in (
             ({"sample_weight": [1.0]}, "sample_weight"),
             ({"y": np.array([1j, 2.0])}, "y must be of a real type: .*complex128"),
@@ -166,7 +149,7 @@ REFUSED = [
         )
     ),
     *(
-        (DPLinearRegression(), {"X": X, "y": [1.0]}, f"X must be of numbers, got .*{x}")
+        (sk.DPLinearRegression(), {"X": X, "y": [1.0]}, f"X must be of numbers, .*{x}")
         for X, x in (
             (SECRETS, "column 'a' of String"),
             (SECRETS.cast(polars.Categorical), "'a' of Categorical, .* text: OneHot"),
@@ -175,19 +158,19 @@ REFUSED = [
             (np.array([[DAY]], "M8[s]"), "subtract a public date"),
         )
     ),
-    (DPPoissonRegressor(), EXPOSED, "max_exposure must be the largest exposure"),
+    (sk.DPPoissonRegressor(), EXPOSED, "max_exposure must be the largest exposure"),
     *(
-        (DPGammaRegressor(max_exposure=1.0), EXPOSED | {"exposure": bad}, message)
+        (sk.DPGammaRegressor(max_exposure=1.0), EXPOSED | {"exposure": bad}, message)
         for bad, message in (
             (np.ones(49), "exposure must be of shape"),
             (np.array(["secret"] * 50), "exposure must be of numbers"),
         )
     ),
-    (DPTweedieRegressor(max_exposure=-1.0), ROWS, "max_exposure must be positive"),
-    (DPAdditiveRegressor(max_exposure=1.0), EXPOSED, "left out with a loss with"),
+    (sk.DPTweedieRegressor(max_exposure=-1.0), ROWS, "max_exposure must be positive"),
+    (sk.DPAdditiveRegressor(max_exposure=1.0), EXPOSED, "left out with a loss with"),
     *(
         (kind(), ROWS | {"sample_weight": weights}, "max_weight must be the largest")
-        for kind in (*MODELS, DPMeanRegressor)
+        for kind in (*MODELS, sk.DPMeanRegressor)
         for weights in (np.ones(2), np.zeros(2), np.full(2, 1e9))
     ),
 ]
@@ -220,20 +203,20 @@ def test_means_are_weighted_and_held():
     targets = rng.normal(1_000, 10, 4_000)
     targets[:2_000] += 100
     weights = np.where(np.arange(4_000) < 2_000, 3.0, 0.0)  # 3 counts as 1
-    model = DPMeanRegressor(random_state=0, max_weight=1.0)
+    model = sk.DPMeanRegressor(random_state=0, max_weight=1.0)
     rows = np.zeros((4_000, 1))
     assert abs(model.fit(rows, targets).mean_ - 1_050) < 10
     assert abs(model.fit(rows, targets, weights).mean_ - 1_100) < 20
     weights = np.repeat([np.nan, -1.0], 2_000)
     assert np.isfinite(model.fit(rows, targets, weights).mean_)
-    held = DPMeanRegressor(random_state=0, target_range=(0, 1_000))
+    held = sk.DPMeanRegressor(random_state=0, target_range=(0, 1_000))
     assert abs(held.fit(rows, targets).mean_ - 1_000) < 20
 
 
 @pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("model", "unit"),
-    [(DPPoissonRegressor(), 365.0), (DPAdditiveRegressor(loss="poisson"), 1.0)],
+    [(sk.DPPoissonRegressor(), 365.0), (sk.DPAdditiveRegressor(loss="poisson"), 1.0)],
 )
 def test_means_are_in_proportion_to_exposures(model, unit):
     rng = np.random.default_rng(0)
@@ -250,24 +233,24 @@ def test_means_are_in_proportion_to_exposures(model, unit):
         found = np.exp(model.coef_ @ [50.0] + model.intercept_)
         np.testing.assert_allclose(found, model.predict([[50.0]])[0])
     is_seen = years > 0
-    data = rows[is_seen], counts[is_seen]
+    data, exposed = (rows[is_seen], counts[is_seen]), unit * years[is_seen]
     options = {"epsilon": 20.0, "random_state": 0}
-    known, _ = score_privately(model, *data, exposure=unit * years[is_seen], **options)
-    not_known, _ = score_privately(model, *data, **options)
+    known, _ = sk.score_privately(model, *data, exposure=exposed, **options)
+    not_known, _ = sk.score_privately(model, *data, **options)
     assert known.measures[2].model.high < not_known.measures[2].model.low
 
 
 def test_an_exposure_of_any_size_raises_no_warning():
     exposure, rows = np.array([1e308, np.inf, -np.inf, np.nan]), np.zeros((4, 1))
     for largest in (1e-3, 1.0, 1e300):  # warnings are errors here
-        shares = shares_of(exposure, largest, rows)
+        shares = _tables.shares_of(exposure, largest, rows)
         np.testing.assert_array_equal(shares, [1, 1, 0, 0])
 
 
 def test_a_mean_in_a_public_range_is_a_clipped_one():
     targets = np.r_[np.full(10_000, -7.0), np.full(10_000, 3.0)]
     given, rows = {"target_range": (0, 1)}, np.zeros((20_000, 1))
-    models = (DPMeanRegressor(random_state=seed, **given) for seed in range(20))
+    models = (sk.DPMeanRegressor(random_state=seed, **given) for seed in range(20))
     errors = [model.fit(rows, targets).mean_ - 0.5 for model in models]
     # Of a mean in [0, 1], of noise (multiplier / n) in each fit.
     expected = _linear.total_noise(1.0, 20_000**-1.1) / 20_000
@@ -283,17 +266,18 @@ def test_without_scikit_learn_the_extra_is_named(monkeypatch):
 
 
 @pytest.mark.quick(1)
-@pytest.mark.parametrize("estimator", [*MODELS[:-2], DPMeanRegressor])
+@pytest.mark.parametrize("estimator", [*MODELS[:-2], sk.DPMeanRegressor])
 def test_a_missing_target_has_no_weight(estimator):
     rng = np.random.default_rng(1)
     X = rng.normal(size=(6_000, 1))
     y = 2_730 * np.exp(0.1 * X[:, 0]) * rng.gamma(50, 1 / 50, 6_000)
     is_missing = rng.random(6_000) < 0.4
     given = np.where(is_missing, np.nan, y)
-    is_robust = estimator is DPHuberRegressor
-    ranges = {"target_range": (0, 8_000)} if estimator is DPPoissonRegressor else {}
+    is_robust = estimator is sk.DPHuberRegressor
+    ranges = {"target_range": (0, 8_000)} if estimator is sk.DPPoissonRegressor else {}
     model = estimator(random_state=0, epsilon=100.0, **ranges)
-    with pytest.warns(UserWarning, match="40% .* no target") if not is_robust else NONE:
+    told = pytest.warns(UserWarning, match="40% .* no target")
+    with contextlib.nullcontext() if is_robust else told:
         model.fit(X, given)
     assert is_robust or model.mean_weight_ == pytest.approx(0.6, abs=0.02)
     mean = np.mean(model.predict(X))

@@ -4,13 +4,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sklearn import metrics
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
-from sklearn.metrics import (
-    log_loss,
-    mean_gamma_deviance,
-    mean_poisson_deviance,
-    roc_auc_score,
-)
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
 
@@ -96,7 +91,7 @@ def test_several_classes_are_scored_beside_the_commonest_and_a_model():
     scores, privacy = score_privately(model, X, labels, **options)
     _, area, loss = scores.measures
     shares = model.predict_proba(X)
-    truth = roc_auc_score(labels, shares, multi_class="ovr", average="weighted")
+    truth = metrics.roc_auc_score(labels, shares, multi_class="ovr", average="weighted")
     assert area.model.low < truth < area.model.high
     assert area.model.high - area.model.low < 0.1
     assert area.constant == (0.5, 0.5, 0.5)
@@ -212,9 +207,10 @@ def test_labels_that_are_missing_have_no_weight():
     right, share = (x[:, 0] > 0) == likely, likely[~missing].mean()
     shown = 1 / (1 + np.exp(-2 * x[:, 0]))
     known, constant = ~missing, np.full(N, share)
+    losses = [metrics.log_loss(likely[known], x[known]) for x in (shown, constant)]
     truth = {
         "accuracy": [right[known].mean(), max(share, 1 - share)],
-        "mean logistic": [log_loss(likely[known], x[known]) for x in (shown, constant)],
+        "mean logistic": losses,
     }
     checked(scores.measures, truth, rel=0.01)
     for low, high, part in scores.calibration:
@@ -231,7 +227,7 @@ def test_classes_that_are_none_of_them_have_no_weight():
     scores, _ = score_privately(model, x, labels, **NO_NOISE)
     right = shares.argmax(axis=1) == places
     level = np.bincount(places[~missing]) / np.sum(~missing)
-    loss = log_loss(places[~missing], shares[~missing])
+    loss = metrics.log_loss(places[~missing], shares[~missing])
     truth = {
         "accuracy": [right[~missing].mean(), level.max()],
         "mean logarithmic": [loss, -np.sum(level * np.log(level))],
@@ -262,15 +258,17 @@ def test_a_rate_is_scored_beside_a_constant_rate(usual, spread):
 
 
 @pytest.mark.parametrize(
-    ("power", "unit"),
-    [("poisson", "(in the unit of the target)"), ("gamma", "(without a unit)")],
+    ("power", "model", "unit"),
+    [
+        ("poisson", DPPoissonRegressor(), "(in the unit of the target)"),
+        ("gamma", DPGammaRegressor(), "(without a unit)"),
+    ],
 )
-def test_a_deviance_has_the_unit_of_its_power(power, unit):
-    model = {"poisson": DPPoissonRegressor, "gamma": DPGammaRegressor}[power]()
+def test_a_deviance_has_the_unit_of_its_power(power, model, unit):
     model.target_scale_, model.predict = 10.0, lambda X: np.full(len(X), 10.0)
     y = np.random.default_rng(0).gamma(4.0, 2.5, N)
     scores, _ = score_privately(model, np.zeros((N, 1)), y, **NO_NOISE)
-    deviance = {"poisson": mean_poisson_deviance, "gamma": mean_gamma_deviance}[power]
-    found = scores.measures[2]
-    assert found.name == f"mean {power} deviance, clipped {unit}"
-    assert found.model.value == pytest.approx(deviance(y, np.full(N, 10.0)), rel=0.01)
+    exact = getattr(metrics, f"mean_{power}_deviance")(y, np.full(N, 10.0))
+    deviance = scores.measures[2]
+    assert deviance.name == f"mean {power} deviance, clipped {unit}"
+    assert deviance.model.value == pytest.approx(exact, rel=0.01)
