@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.special
 from sklearn import metrics
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.pipeline import make_pipeline
@@ -28,19 +29,24 @@ class Line(RegressorMixin, BaseEstimator):
         return self.slope * X[:, 0]
 
 
-class Odds(ClassifierMixin, BaseEstimator):
-    """The log odds of the second class are a multiple of the first feature."""
+class Softmax(ClassifierMixin, BaseEstimator):
+    """Shares of labels have these logarithms of the first feature, but for a sum."""
 
-    def __init__(self, labels=("no", "yes"), slope=2.0):
-        self.labels, self.slope = labels, slope
+    def __init__(self, labels=("no", "yes"), log_shares=lambda x: np.c_[0 * x, 2 * x]):
+        self.labels, self.log_shares = labels, log_shares
 
     def fit(self, X, y):
         self.classes_ = np.array(self.labels)
         return self
 
     def predict_proba(self, X):
-        share = 1 / (1 + np.exp(-self.slope * X[:, 0]))
-        return np.stack([1 - share, share], axis=1)
+        return scipy.special.softmax(self.log_shares(X[:, :1]), axis=1)
+
+
+def three_classes(slope=3.0):
+    """The class whose center, -1, 0 or 1, is near is most likely."""
+    centers = np.array([[-1, 0, 1]])
+    return Softmax(("down", "flat", "up"), lambda x: -slope * abs(x - centers))
 
 
 RNG = np.random.default_rng(0)
@@ -66,26 +72,11 @@ def test_numbers_are_scored_in_their_unit():
     assert spent == pytest.approx(100.0)
 
 
-class Shares(ClassifierMixin, BaseEstimator):
-    """Three classes: the one whose centre, -1, 0 or 1, is near is most likely."""
-
-    def __init__(self, slope=3.0):
-        self.slope = slope
-
-    def fit(self, X, y):
-        self.classes_ = np.array(["down", "flat", "up"])
-        return self
-
-    def predict_proba(self, X):
-        odds = np.exp(-self.slope * abs(X[:, :1] - np.array([[-1, 0, 1]])))
-        return odds / odds.sum(axis=1, keepdims=True)
-
-
 CLASSES = np.where(abs(X[:, 0]) < 0.5, "flat", np.where(X[:, 0] > 0, "up", "down"))
 
 
 def test_several_classes_are_scored_beside_the_commonest_and_a_model():
-    model = Shares().fit(X, CLASSES)
+    model = three_classes().fit(X, CLASSES)
     labels = np.where(RNG.uniform(size=5000) < 0.1, "flat", CLASSES)
     options = {"epsilon": 50.0, "random_state": 0}
     scores, privacy = score_privately(model, X, labels, **options)
@@ -97,7 +88,7 @@ def test_several_classes_are_scored_beside_the_commonest_and_a_model():
     assert area.constant == (0.5, 0.5, 0.5)
     assert loss.model.value < loss.constant.value
     assert (privacy.epsilon, scores.calibration) == (50.0, [])
-    flat = Shares(-1.0).fit(X, CLASSES)
+    flat = three_classes(-1.0).fit(X, CLASSES)
     scores, _ = score_privately(model, X, labels, baseline=flat, **options)
     wrong = np.argmax(flat.predict_proba(X), axis=1)
     right = np.mean(labels == flat.classes_[wrong])
@@ -107,7 +98,10 @@ def test_several_classes_are_scored_beside_the_commonest_and_a_model():
 
 def test_a_baseline_is_counted_and_not_read_off_a_record():
     # What it says of the first record must not decide what is released.
-    model, baseline = Odds().fit(X, LABELS), Odds(slope=-2.0).fit(X, LABELS)
+    model, baseline = (
+        Softmax().fit(X, LABELS),
+        Softmax(log_shares=lambda x: np.c_[0 * x, -2 * x]).fit(X, LABELS),
+    )
     labels, found = np.where(np.arange(5000) % 5, "yes", "no"), []
     for first in (-3.0, 3.0):
         rows = np.concatenate([[[first]], X[1:]])
@@ -120,8 +114,8 @@ def test_a_baseline_is_counted_and_not_read_off_a_record():
 
 
 LINE, UNSCALED = Line().fit(X, NUMBERS), Line()
-OTHER, LONE = (Odds(labels).fit(X, LABELS) for labels in (("no", "maybe"), ("a",)))
-test_wrong_arguments_are_refused = refused(
+OTHER, LONE = (Softmax(labels).fit(X, LABELS) for labels in (("no", "maybe"), ("a",)))
+test_bad_arguments_are_refused = refused(
     lambda options: score_privately(**{"model": LINE, "X": X, "y": NUMBERS} | options),
     ({"epsilon": 0.0}, "epsilon must"),
     ({"delta": 1.0}, "delta must"),
@@ -203,7 +197,7 @@ def test_labels_that_are_missing_have_no_weight():
     likely = rng.uniform(size=N) < 1 / (1 + np.exp(-2 * x[:, 0]))
     labels = np.where(likely, "yes", "no").astype(object)
     labels[missing] = np.resize(np.array([None, np.nan, "?"], object), missing.sum())
-    scores, _ = score_privately(Odds().fit(x, labels), x, labels, **NO_NOISE)
+    scores, _ = score_privately(Softmax().fit(x, labels), x, labels, **NO_NOISE)
     right, share = (x[:, 0] > 0) == likely, likely[~missing].mean()
     shown = 1 / (1 + np.exp(-2 * x[:, 0]))
     known, constant = ~missing, np.full(N, share)
@@ -220,7 +214,7 @@ def test_labels_that_are_missing_have_no_weight():
 
 def test_classes_that_are_none_of_them_have_no_weight():
     rng, x, missing = records(2)
-    model = Shares().fit(x, None)
+    model = three_classes().fit(x, None)
     shares = model.predict_proba(x)
     places = np.array([rng.choice(3, p=row) for row in shares])
     labels = np.where(missing, "other", model.classes_[places])
