@@ -84,16 +84,15 @@ def is_likely(counts, num_trials, prob, num_tests):
 @pytest.fixture(scope="module")
 def drawn():
     """Members of many runs of each batching in turns or epochs."""
-    return {
-        name: many(
-            lambda key, b=batching: members(b, key, NUM_SAMPLES, NUM_STEPS), NUM_RUNS
-        )
-        for name, batching in EPOCHS.items()
+    sizes = {"num_samples": NUM_SAMPLES, "num_steps": NUM_STEPS}
+    runs = {
+        name: partial(members, batching, **sizes) for name, batching in EPOCHS.items()
     }
+    return {name: many(run, NUM_RUNS) for name, run in runs.items()}
 
 
 @each
-def test_contract(name, key):
+def test_batches_depend_on_the_key_alone_and_end_with_the_run(name, key):
     batching, index = BATCHINGS[name], jnp.arange(12)
     start = partial(begun, batching, key, 12, num_steps=3)
 
@@ -124,9 +123,8 @@ def test_contract(name, key):
     # A loop of one's own draws the same, and divides by what is public.
     divisor = batching.divisor(12, 3)
     assert divisor == {"full": 12}.get(name, 4)
-    transform = privatize(
-        Winsorization(1.0), noise_multiplier=0.0, key=key, normalize_by=divisor
-    )
+    options = {"noise_multiplier": 0.0, "key": key, "normalize_by": divisor}
+    transform = privatize(Winsorization(1.0), **options)
     noise, state = transform.init(jnp.zeros(())), start()
     for step in range(3):
         batch, mask, state = batching.draw(state, values)
@@ -159,7 +157,7 @@ def test_disjoint_batches_when_the_steps_do_not_divide(key):
     assert Disjoint().sampling(11, 3) == Sampling(1)
 
 
-def test_poisson_inclusion():
+def test_records_enter_poisson_batches_by_independent_coins():
     num_samples, num_draws = 20, 20_000
     batching, prob = Poisson(6.0, capacity=num_samples), 0.3
     entered = many(lambda key: members(batching, key, num_samples)[0], num_draws)
@@ -223,7 +221,8 @@ def test_poisson_places_do_not_depend_on_who_else_is_there():
 @pytest.mark.parametrize(
     ("batching", "group"),
     [
-        *((Poisson(50.0), 10_000), (BallsInBins(200), 10_000)),
+        (Poisson(50.0), 10_000),
+        (BallsInBins(200), 10_000),
         (CyclicPoisson(50.0, 5), 2_000),
     ],
 )
@@ -254,9 +253,8 @@ def test_subsets_are_uniform_however_often_they_are_drawn(
     # Without room for more heads than are wanted, most draws are thrown away.
     monkeypatch.setattr(_fixed_size, "_SPREAD", spread)
     num_draws, batching = 20_000, WithoutReplacement(size)
-    rows = many(
-        lambda key: first_batch(batching, key, jnp.arange(num_samples))[0], num_draws
-    )
+    index = jnp.arange(num_samples)
+    rows = many(lambda key: first_batch(batching, key, index)[0], num_draws)
     assert ((rows >= 0) & (rows < num_samples)).all()
     assert all(len(set(row)) == size for row in rows.tolist())
     # Every ordered pair of records at every pair of places: groups of a median of means
@@ -304,8 +302,8 @@ def test_groups_take_turns(drawn):
 def test_every_record_falls_into_one_bin_of_each_epoch(drawn):
     entered = drawn["bins"]
     first, second = entered[:, :4], entered[:, 4:8]
-    np.testing.assert_array_equal(first.sum(axis=1), 1)
-    np.testing.assert_array_equal(second.sum(axis=1), 1)
+    assert (first.sum(axis=1) == 1).all()
+    assert (second.sum(axis=1) == 1).all()
     counts = entered.sum(axis=0).ravel()
     assert is_likely(counts, NUM_RUNS, 0.25, counts.size)
     # Bins are independent from record to record, and from epoch to epoch.
@@ -349,7 +347,7 @@ def test_participation_holds_and_accounting_counts_it(drawn):
         assert batching.sampling(12, 6, strategy=strategy) == Sampling(6, **fields)
 
 
-def test_cost_of_sampled_batches():
+def test_batches_are_accounted_for_as_they_are_sampled():
     assert Full().sampling(100, 5) == Sampling(5)
     assert Poisson(10.0).sampling(100, 5) == Sampling(5, sampling_prob=0.1)
     assert BallsInBins(3).sampling(100, 5) == Sampling(5, num_bins=3)
