@@ -13,12 +13,11 @@ ALL = registry.LOSSES | {
     "regularized_logistic": losses.regularized(losses.logistic, l2=0.3),
 }
 del ALL["softmax"], ALL["regularized"]
-each = pytest.mark.parametrize("loss_fn", ALL.values(), ids=ALL)
 
 
 @pytest.mark.quick(4)
 @pytest.mark.parametrize("name", ALL)
-def test_it_is_the_loss_of_the_prediction(name):
+def test_a_loss_is_that_of_the_prediction_and_its_penalty(name):
     # Whose value and derivative are compared with formulas in test_linear_losses.py.
     rng = np.random.default_rng(0)
     weights, features = rng.normal(size=4), rng.standard_t(3, size=(200, 4))
@@ -33,9 +32,8 @@ def test_it_is_the_loss_of_the_prediction(name):
         expected = inner.value(x @ w, y) + penalty / 2 * (w @ w)
         np.testing.assert_allclose(values, expected, rtol=1e-12)
         slopes = inner.derivative(x @ w, y)[:, None]
-        np.testing.assert_allclose(
-            gradients, slopes * x + penalty * w[None], 1e-9, 1e-12
-        )
+        expected = slopes * x + penalty * w[None]
+        np.testing.assert_allclose(gradients, expected, 1e-9, 1e-12)
 
 
 @pytest.mark.parametrize(
@@ -47,7 +45,7 @@ def test_robust_gradient_outlives_an_overflowing_prediction(loss_fn, slope):
     np.testing.assert_allclose(gradient, slope * features, rtol=1e-6)
 
 
-@each
+@pytest.mark.parametrize("loss_fn", ALL.values(), ids=ALL)
 def test_odd_values_do_not_raise_and_half_precision_is_kept(loss_fn):
     odd = np.array([np.nan, -np.inf], np.float32)
     for target in (jnp.nan, np.int32(7)):

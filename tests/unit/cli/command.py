@@ -57,14 +57,8 @@ def refused(result, *parts):
 
 def tree(folder):
     """Returns the content of every file in a folder, and where links lead to."""
-    return {
-        path: os.readlink(path)
-        if path.is_symlink()
-        else path.read_bytes()
-        if path.is_file()
-        else None
-        for path in folder.rglob("*")
-    }
+    files = {path: path.is_file() and path.read_bytes() for path in folder.rglob("*")}
+    return files | {path: os.readlink(path) for path in files if path.is_symlink()}
 
 
 def write_table(columns):
@@ -102,13 +96,8 @@ run = functools.partial(invoke, "train")
 
 def options(**changes):
     """The arguments of a good run on data.csv, some changed or, if None, left out."""
-    given = {
-        "schema": "number.toml",
-        "target": "price",
-        "loss": "squared",
-        "epsilon": 1,
-        "output": "out",
-    } | changes
+    given = {"schema": "number.toml", "target": "price", "loss": "squared"}
+    given |= {"epsilon": 1, "output": "out"} | changes
     pairs = {k.replace("_", "-"): v for k, v in given.items() if v is not None}
     return [text for k, v in pairs.items() for text in (f"--{k}", v)]
 

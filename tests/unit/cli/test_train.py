@@ -41,16 +41,11 @@ def dataset(n=400, task="classification"):
     features = np.hstack([rng.normal(size=(n, 2)), np.ones((n, 1))]).astype("float32")
     targets = np.sign(features[:, 0]) if task == "classification" else features[:, 0]
     return Dataset(
-        name="made up",
-        task=task,
+        **dict.fromkeys(["name", "target_unit", "licence", "source"], "made up"),
+        **{"task": task, "features": features, "targets": targets},
         feature_names=("a", "b", "intercept"),
-        features=features,
-        targets=targets,
         test_features=features[:10],
         test_targets=targets[:10],
-        target_unit="metres",
-        licence="none",
-        source="none",
         schema={"a": Numeric(), "b": Numeric()},
     )
 

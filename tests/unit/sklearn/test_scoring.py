@@ -98,10 +98,8 @@ def test_several_classes_are_scored_beside_the_commonest_and_a_model():
 
 def test_a_baseline_is_counted_and_not_read_off_a_record():
     # What it says of the first record must not decide what is released.
-    model, baseline = (
-        Softmax().fit(X, LABELS),
-        Softmax(log_shares=lambda x: np.c_[0 * x, -2 * x]).fit(X, LABELS),
-    )
+    opposite = Softmax(log_shares=lambda x: np.c_[0 * x, -2 * x])
+    model, baseline = Softmax().fit(X, LABELS), opposite.fit(X, LABELS)
     labels, found = np.where(np.arange(5000) % 5, "yes", "no"), []
     for first in (-3.0, 3.0):
         rows = np.concatenate([[[first]], X[1:]])
