@@ -18,19 +18,7 @@ import numpy as np
 import pytest
 
 import dpjax
-from dpjax import (
-    accounting,
-    audit,
-    batching,
-    constraints,
-    datasets,
-    estimators,
-    losses,
-    mechanisms,
-    solvers,
-    transforms,
-    tuning,
-)
+from dpjax import accounting, constraints, estimators, losses, mechanisms
 from tests import registry
 
 NAN, INF = math.nan, math.inf
@@ -44,39 +32,26 @@ UNREADABLE = dp_accounting.UnsupportedDpEvent()
 ESTIMATOR = [None, 1.0, "mean", estimators.Truncation]
 ARRAY = [{}, 1.0, np.zeros((0, 2)), (np.zeros((3, 2)), np.zeros(4))]
 
-
-def _each(names, values):
-    return {name: values for name in names.split()}
-
-
+# Names, and bad values of each.
 BAD = {
-    **_each(
-        "epsilon rho diameter moment_bound smoothness sigma radius derivative_bound "
-        "curvature_bound sensitivity_range max_weight threshold learning_rate beta "
-        "l2_clip_norm residual_moment_bound truncation fourth_moment_bound floor "
-        "expected_batch_size relative_spread max_mean max_target min_mean offset "
-        "spread noise_multiplier tail_index degrees_of_freedom limit width multiplier",
-        POSITIVE,
-    ),
-    **_each(
-        "sensitivity stddev release_stddev selection_scale regularization l2 eps scale "
-        "other_multiplier",
-        NON_NEGATIVE,
-    ),
-    **_each(
-        "num_samples num_steps num_coordinates num_releases num_selections num_groups "
-        "num_bins batch_size capacity cycle_length num_shares max_records overlap "
-        "num_features num_subsets chunk_size microbatch_size trim_count sample_size "
-        "callback_every max_features sparsity num_classes num_params group_size "
-        "max_participations min_separation num_pieces num_candidates num_bands",
-        COUNT,
-    ),
-    **_each("failure_prob confidence monitor prior share trim_fraction", PROBABILITY),
-    **_each("b1 b2 decay", [-0.1, 1.0, NAN]),
-    **_each("lower upper", [NAN, INF, None, "1"]),
-    **_each("mechanism conversion method norm user_gradient bound distribution", WORD),
-    **_each("loss_fn projection_fn callback fit_fn derivative_fn value_fn", [3, "f"]),
-    **_each("offsets weights", [np.ones(3)]),
+    "epsilon rho diameter moment_bound smoothness sigma radius derivative_bound "
+    "curvature_bound sensitivity_range max_weight threshold learning_rate beta "
+    "l2_clip_norm residual_moment_bound truncation fourth_moment_bound floor "
+    "expected_batch_size relative_spread max_mean max_target min_mean offset spread "
+    "noise_multiplier tail_index degrees_of_freedom limit width multiplier": POSITIVE,
+    "sensitivity stddev release_stddev selection_scale regularization l2 eps scale "
+    "other_multiplier": NON_NEGATIVE,
+    "num_samples num_steps num_coordinates num_releases num_selections num_groups "
+    "num_bins batch_size capacity cycle_length num_shares max_records overlap "
+    "num_features num_subsets chunk_size microbatch_size trim_count sample_size "
+    "callback_every max_features sparsity num_classes num_params group_size "
+    "max_participations min_separation num_pieces num_candidates num_bands": COUNT,
+    "failure_prob confidence monitor prior share trim_fraction": PROBABILITY,
+    "b1 b2 decay": [-0.1, 1.0, NAN],
+    "lower upper": [NAN, INF, None, "1"],
+    "mechanism conversion method norm user_gradient bound distribution": WORD,
+    "loss_fn projection_fn callback fit_fn derivative_fn value_fn": [3, "f"],
+    "offsets weights": [np.ones(3)],
     "data": ARRAY,
     "samples": [1.0, np.zeros((0, 2))],
     "features": [np.zeros(3), np.zeros((0, 2)), np.zeros((40, 6), complex)],
@@ -106,7 +81,7 @@ BAD = {
     "checkpoint": ["folder", 3],
     "estimator": ESTIMATOR,
     "inner": [*ESTIMATOR, estimators.MedianOfMeans(estimators.Mean(), 2)],
-    "batching": ["full", 3, batching.Full],
+    "batching": ["full", 3, dpjax.batching.Full],
     "loss": ["cubic", lambda w, x: 0.0],
     "edges": [[0.0, 1.0], [0.0, 2.0, 1.0], [0.0, 1.0, INF]],
     "unit": ["", "  ", None, 3],
@@ -114,6 +89,7 @@ BAD = {
     "intercept": [6, 1.0, True],
     "dp_event": [3.0, "event", dp_accounting.ComposedDpEvent([UNREADABLE])],
 }
+BAD = {name: values for names, values in BAD.items() for name in names.split()}
 
 
 def _registered(layer, name, *args):
@@ -123,7 +99,7 @@ def _registered(layer, name, *args):
     def bind(*args, **options):
         return inspect.signature(part).bind(*args, **options).arguments
 
-    parts = registry.SOLVERS if layer is solvers else registry.TRANSFORMS
+    parts = registry.SOLVERS if layer is dpjax.solvers else registry.TRANSFORMS
     with mock.patch.object(layer, name, bind):
         return part, parts[name](*args)
 
@@ -139,7 +115,7 @@ def _of_value(part):
     return part.func, dict(zip(first, (KEY, X), strict=True)) | part.keywords
 
 
-X, KEY, BUDGET = jnp.zeros(3), jax.random.key(0), {"epsilon": 1.0, "delta": 1e-5}
+X, KEY = jnp.zeros(3), jax.random.key(0)
 CLIPPING, BIWEIGHT = estimators.Clipping(1.0), losses.biweight(1.0)
 TRUNCATION, TRIMMED = estimators.Truncation(1.0), estimators.TrimmedMean(0.1, -1.0, 1.0)
 BOX = constraints.Box(-np.ones(3), np.ones(3))
@@ -150,38 +126,29 @@ RUN = {"num_steps": 5, "sampling_prob": 0.5}
 BATCHES = {"num_steps": 5, "num_samples": 9, "batch_size": 3}
 RELEASE = {"release": partial(mechanisms.laplace, scale=1.0), "neighbor": X + 1}
 
-# A good value of each name.
-GOOD = BUDGET | {
-    **_each("rho prior false_positive_rates", 0.5),
-    **_each("smoothness l2 lower trim_fraction min_mean", 0.1),
-    **_each("sensitivity noise_multiplier base radius limit scale scales", 1.0),
-    **_each("l2_clip_norm threshold offset moment_bound", 1.0),
-    **_each("derivative_bound curvature_bound", 1.0),
-    **_each("mean_trials expected_batch_size tail_index degrees_of_freedom", 2.0),
-    **_each("group_size num_bins batch_size cycle_length sparsity num_bands", 2),
-    **_each("num_coordinates num_params num_selections num_groups sample_size", 3),
-    **_each("num_classes shape stddev", 3),
-    **_each("data params gradient like", X),
-    **_each("event dp_event", EVENT),
-    **_each("constraint box", BOX),
+# Names, and a good value of each.
+GOOD = {
+    "rho prior false_positive_rates": 0.5,
+    "smoothness l2 lower trim_fraction min_mean": 0.1,
+    "epsilon sensitivity noise_multiplier base radius limit scale scales": 1.0,
+    "l2_clip_norm threshold offset moment_bound derivative_bound curvature_bound": 1.0,
+    "mean_trials expected_batch_size tail_index degrees_of_freedom": 2.0,
+    "group_size num_bins batch_size cycle_length sparsity num_bands": 2,
+    "num_coordinates num_params num_selections num_groups sample_size": 3,
+    "num_classes shape stddev": 3,
+    "data params gradient like": X,
+    "event dp_event": EVENT,
+    "constraint box": BOX,
     **{"num_samples": 40, "num_candidates": 9, "num_steps": 4, "num_features": 5},
+    **{"delta": 1e-5, "sigma": 0.7, "power": 1.5, "max_mean": 5.0, "max_target": 20.0},
+    **{"upper": 9.0, "index": 0, "decays": (0.5,), "coefficients": (1.0, 0.5)},
     **{"key": KEY, "relation": dpjax.REPLACE_ONE, "description": "", "privacy": STATED},
-    **{"sampling": accounting.Sampling(**RUN), "sigma": 0.7, "power": 1.5, "index": 0},
-    **{"norm": "l1", "upper": 9.0, "vertices": np.eye(3), "categories": ("a",)},
-    **{"estimator": CLIPPING, "inner": TRUNCATION, "groups": ("a",)},
-    **{
-        "samples": jnp.ones((30, 2)),
-        "loss_fn": losses.squared,
-        "derivative_fn": jnp.tanh,
-    },
-    **{
-        "max_mean": 5.0,
-        "max_target": 20.0,
-        "decays": (0.5,),
-        "coefficients": (1.0, 0.5),
-    },
-    **{"fn": print, "statistic": lambda x: x},
+    **{"norm": "l1", "vertices": np.eye(3), "categories": ("a",), "groups": ("a",)},
+    **{"estimator": CLIPPING, "inner": TRUNCATION, "samples": jnp.ones((30, 2))},
+    **{"loss_fn": losses.squared, "derivative_fn": jnp.tanh, "fn": print},
+    **{"sampling": accounting.Sampling(**RUN), "statistic": lambda x: x},
 }
+GOOD = {name: value for names, value in GOOD.items() for name in names.split()}
 
 
 def _with_good(function, **others):
@@ -192,27 +159,27 @@ def _with_good(function, **others):
 
 
 FUNCTIONS = {
-    accounting: "PrivacyFilter PrivacyGuarantee PrivacyGuarantee.of Sample delta_of "
+    "accounting": "PrivacyFilter PrivacyGuarantee PrivacyGuarantee.of Sample delta_of "
     "epsilon_of epsilon_to_rho rho_to_epsilon gaussian_stddev gaussian_epsilon "
     "gaussian_event noise_multiplier noise_multiplier_to_epsilon selection_epsilon "
     "smooth_noise_multiplier tuning_epsilon tuning_budget discrete_gaussian_stddev",
-    batching: "BallsInBins CyclicPoisson Poisson ShuffledEpochs WithoutReplacement",
-    constraints: "Box Polytope grid_net halton_net",
-    datasets: "Normal LogNormal Categorical Numeric Pareto StudentT sparse_params "
+    "batching": "BallsInBins CyclicPoisson Poisson ShuffledEpochs WithoutReplacement",
+    "constraints": "Box Polytope grid_net halton_net",
+    "datasets": "Normal LogNormal Categorical Numeric Pareto StudentT sparse_params "
     "linear_model logistic_model",
-    estimators: "AdaptiveThreshold Grouped MedianOfMeans Scaled Truncation.for_moment "
-    "MedianOfMeans.for_failure_prob Winsorization.for_moment "
+    "estimators": "AdaptiveThreshold Grouped MedianOfMeans Scaled "
+    "MedianOfMeans.for_failure_prob Truncation.for_moment Winsorization.for_moment "
     "SmoothedTruncation.for_moment",
-    losses: "biweight huber gamma poisson regularized softmax tweedie MarginLoss "
+    "losses": "biweight huber gamma poisson regularized softmax tweedie MarginLoss "
     "MarginLoss.smoothed_hinge",
-    mechanisms: "BandedToeplitz BandedToeplitz.square_root BandedToeplitz.optimal "
+    "mechanisms": "BandedToeplitz BandedToeplitz.square_root BandedToeplitz.optimal "
     "BufferedToeplitz.optimal BinaryTree discrete_gaussian",
-    solvers: "Execution PrivateTraining recommend",
-    tuning: "Score",
-    transforms: "scale_by_dp_adam",
-    dpjax: "robust_grad",
+    "solvers": "Execution PrivateTraining recommend",
+    "tuning": "Score",
+    "transforms": "scale_by_dp_adam",
 }
 METHODS = [
+    dpjax.robust_grad,
     *(STATED.tradeoff, STATED.posterior, STATED.for_groups),
     *(kind.init for kind in registry.BATCHINGS.values()),
     *(BALL.num_vertices, BALL.vertex, BALL.contains, POLYTOPE.vertex),
@@ -224,7 +191,7 @@ METHODS = [
     *(kind.project for kind in (BALL, BOX, constraints.L2Ball(1.0))),
     *(kind(1.0).diameter for kind in (constraints.L2Ball, constraints.Simplex)),
     *(kind.diameter for kind in (BALL, BOX, POLYTOPE)),
-    *(datasets.Normal().sample, TRIMMED.trim_count, TRIMMED.smooth_sensitivity),
+    *(dpjax.datasets.Normal().sample, TRIMMED.trim_count, TRIMMED.smooth_sensitivity),
     *(make(1.0) for make in registry.ESTIMATORS.values()),
     *(make(1.0).sensitivity for x, make in registry.ESTIMATORS.items() if x != "Mean"),
 ]
@@ -232,12 +199,12 @@ METHODS = [
 # What is called, with valid arguments.
 CALLS = [
     *(
-        _registered(solvers, name, _table(registry.enough(name, 40)), KEY, 0)
+        _registered(dpjax.solvers, name, _table(registry.enough(name, 40)), KEY, 0)
         for name in registry.SOLVERS
         if "," not in name
     ),
     *(
-        _registered(transforms, name, KEY)
+        _registered(dpjax.transforms, name, KEY)
         for name in registry.TRANSFORMS
         if "," not in name and name not in ("chain", "scale_by_dp_adam")
     ),
@@ -252,17 +219,20 @@ CALLS = [
         if "," not in name and name != "discrete_gaussian"
     ),
     *(
-        _with_good(operator.attrgetter(name)(layer))
+        _with_good(operator.attrgetter(f"{layer}.{name}")(dpjax))
         for layer, names in FUNCTIONS.items()
         for name in names.split()
     ),
     *map(_with_good, METHODS),
     *((accounting.Sampling, scheme) for scheme in (RUN, BATCHES)),
     _with_good(accounting.Sample(9, 3).budget, delta=1e-9),
-    *(_with_good(x, **RELEASE) for x in (audit.epsilon_lower_bound, audit.one_run)),
+    *(
+        _with_good(x, **RELEASE)
+        for x in (dpjax.audit.epsilon_lower_bound, dpjax.audit.one_run)
+    ),
     _with_good(estimators.TrimmedMean, lower=-1.0, upper=1.0),
     _with_good(mechanisms.BufferedToeplitz, scales=(0.2,)),
-    _with_good(tuning.clipped_loss, data=(X, X)),
+    _with_good(dpjax.tuning.clipped_loss, data=(X, X)),
 ]
 
 # What is bad there alone: an argument, and the functions that it is of.
