@@ -33,6 +33,7 @@ def text(rows=ROWS, head=HEAD, delimiter=","):
 
 PLAIN = text()
 EUROS = [[a, b, f"1.{i:03},5 EUR"] for i, (a, b, _) in enumerate(ROWS)]
+EUROS = text(EUROS, delimiter=";")
 BREAKS = [['"G\n""h"", ent"' if a == "Ghent" else a, *b] for a, *b in ROWS]
 NUMBERED = [[str(i), *row] for i, row in enumerate(ROWS)]
 QUOTED = [[f'"{cell}"' for cell in row] for row in (HEAD, *ROWS)]
@@ -40,10 +41,7 @@ DATED = [[*row, "2020-01-01"] for row in ROWS]
 GOOD = {  # contents, and options that they need
     "plain": (PLAIN.encode(), ""),
     "latin-1": (PLAIN.replace("Gh", "Ghé").encode("latin-1"), "--encoding latin-1"),
-    "euros": (
-        text(EUROS, delimiter=";").encode(),
-        "--decimal , --thousands . --currency EUR",
-    ),
+    "euros": (EUROS.encode(), "--decimal , --thousands . --currency EUR"),
     "line breaks": (text(BREAKS).encode(), "--quoted"),
     "an index": (text(NUMBERED, ["", *HEAD]).encode(), ""),
     "all quoted": (text(QUOTED[1:], QUOTED[0]).encode(), ""),
@@ -51,50 +49,41 @@ GOOD = {  # contents, and options that they need
 }
 
 
-OPEN = [['"G\nhent"', *ROWS[0][1:]], *ROWS]
-ADVICE = {  # rows, what is told of them, and what options end that
-    "row names": (
-        [[f'"{i}"', *row] for i, row in enumerate(ROWS)],
-        "60 of 60 lines have one cell more than the header",
-        ["--row-names"],
-    ),
-    "surplus cells": (
-        [["Gh,ent", *row[1:]] for row in ROWS[:2]] + ROWS,
-        "data.csv: 2 of 62 lines have more cells than the header, which are not read",
-        None,
-    ),
-    "line breaks": (
-        OPEN,
-        "1 cells begin with an open quote: --quoted reads cells with line breaks",
-        ["--quoted"],
-    ),
-    "a sum": (
-        [*ROWS, ["Total:", "", "99"], ["", "", ""], [""]],
-        "begins with 'Total': if it is a sum and no record, use --last-lines 3",
-        ["--last-lines", 3],
-    ),
-    "blank lines": (
-        [*ROWS[:3], [""], *ROWS],
-        "blank lines between others count as records (1)",
-        None,
-    ),
+ODD = {
+    "row names": [[f'"{i}"', *row] for i, row in enumerate(ROWS)],
+    "surplus cells": [["Gh,ent", *row[1:]] for row in ROWS[:2]] + ROWS,
+    "line breaks": [['"G\nhent"', *ROWS[0][1:]], *ROWS],
+    "a sum": [*ROWS, ["Total:", "", "99"], ["", "", ""], [""]],
+    "blank lines": [*ROWS[:3], [""], *ROWS],
+}
+ADVICE = {  # what is told of these rows, and the options that end that
+    "row names": "60 of 60 lines have one cell more than the header",
+    "surplus cells": "data.csv: 2 of 62 lines have more cells than the header, which",
+    "line breaks": "1 cells begin with an open quote: --quoted reads cells with line",
+    "a sum": "begins with 'Total': if it is a sum and no record, use --last-lines 3",
+    "blank lines": "blank lines between others count as records (1)",
+}
+ENDS = {
+    "row names": "--row-names",
+    "line breaks": "--quoted",
+    "a sum": "--last-lines 3",
 }
 
 
-@pytest.mark.parametrize("kind", ADVICE)
+@pytest.mark.parametrize("kind", ODD)
 def test_odd_lines_are_reported_by_commands_that_read_records(here, kind):
-    rows, message, options = ADVICE[kind]
-    (here / "data.csv").write_text(text(rows))
+    (here / "data.csv").write_text(text(ODD[kind]))
     (here / "schema.toml").write_text(SCHEMA.replace("columns.town", "# "))
 
     def told(*options):
         shown = outputs_of("schema", "data.csv", "--from-data", *options)
         checked = outputs_of("check", "data.csv", "--schema", "schema.toml", *options)
-        return shown[0], checked[0], message in shown[2], message in checked[1]
+        messages = shown[2], checked[1]
+        return shown[0], checked[0], *(ADVICE[kind] in message for message in messages)
 
     assert told() == (0, 0, True, True)
-    if options is not None:
-        assert told(*options) == (0, 0, False, False)
+    if kind in ENDS:
+        assert told(*ENDS[kind].split()) == (0, 0, False, False)
     # What looks at the header alone tells nothing.
     assert invoke("schema", "data.csv", "--target", "price").stderr == ""
 

@@ -20,6 +20,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*is cloned again")
 REGRESSORS = [sk.DPLinearRegression, sk.DPHuberRegressor, sk.DPPoissonRegressor]
 REGRESSORS += [sk.DPGammaRegressor, sk.DPTweedieRegressor, sk.DPMeanRegressor]
 CLASSIFIERS = [sk.DPLogisticRegression, sk.DPAdditiveClassifier]
+RELEASES = [(_linear, "release_scales"), (_regressors, "release_scales")]
+RELEASES += [(_linear, "dp_linear_model"), (_additive, "dp_additive_model")]
+RELEASES += [(_labels, "release_labels")]
 MODELS = [*REGRESSORS[:-1], sk.DPAdditiveRegressor, *CLASSIFIERS]
 
 
@@ -39,7 +42,7 @@ def model(table):
     return sk.DPLinearRegression(random_state=0).fit(*table)
 
 
-def test_raw_units_are_fitted_and_told(table, model):
+def test_coefficients_and_ranges_are_in_the_units_of_the_table(table, model):
     frame, spent = table
     rows = frame.to_numpy()
     assert model.score(frame, spent) > 0.85
@@ -50,13 +53,13 @@ def test_raw_units_are_fitted_and_told(table, model):
     inside = ((rows >= low) & (rows <= high)).all(axis=1)
     assert inside.mean() > 0.99
     expected = rows @ model.coef_ + model.intercept_
-    found = model.predict(frame)
-    np.testing.assert_allclose(found[inside], expected[inside], rtol=1e-9)
+    predictions = model.predict(frame)
+    np.testing.assert_allclose(predictions[inside], expected[inside], rtol=1e-9)
     center = (low + high) / 2
     cells = np.array([[np.nan] * 3, [np.inf] * 3, [-np.inf] * 3, [1e300] * 3])
-    found = model.predict(polars.DataFrame(cells, schema=frame.columns))
+    predictions = model.predict(polars.DataFrame(cells, schema=frame.columns))
     expected = np.stack([center, high, low, high]) @ model.coef_ + model.intercept_
-    np.testing.assert_allclose(found, expected)
+    np.testing.assert_allclose(predictions, expected)
     assert model.feature_names_in_.tolist() == frame.columns
     assert model.n_features_in_ == 3
     assert model.privacy_.epsilon == 1.0
@@ -70,24 +73,20 @@ def test_all_releases_share_one_budget(monkeypatch, estimator, is_open, epsilon,
     """Each part's noise is asked for: inverse squares add up to the whole's."""
     n, d, parts = 3_000, 4, []
 
-    def spy(owner, name, multiplier_of):
+    def spied(owner, name):
         inner = getattr(owner, name)
 
         def wrapped(*args, **kwargs):
-            parts.append(multiplier_of(kwargs))
+            noise = kwargs.get("noise")
+            parts.append(noise.multiplier if noise else kwargs["noise_multiplier"])
+            if name.startswith("dp_"):  # the solver comes last
+                raise InterruptedError
             return inner(*args, **kwargs)
 
-        monkeypatch.setattr(owner, name, wrapped)
+        return wrapped
 
-    def solver(*args, noise_multiplier, **kwargs):
-        parts.append(noise_multiplier)
-        raise InterruptedError
-
-    for owner in (_linear, _regressors):
-        spy(owner, "release_scales", lambda kwargs: kwargs["noise"].multiplier)
-    spy(_labels, "release_labels", lambda kwargs: kwargs["noise_multiplier"])
-    monkeypatch.setattr(_linear, "dp_linear_model", solver)
-    monkeypatch.setattr(_additive, "dp_additive_model", solver)
+    for owner, name in RELEASES:
+        monkeypatch.setattr(owner, name, spied(owner, name))
     given = {} if is_open else {"feature_ranges": (-3, 3)}
     if estimator in CLASSIFIERS:
         given |= {} if is_open and epsilon == 1.0 else {"classes": [0, 1]}
@@ -176,14 +175,8 @@ REFUSED = [
 ]
 
 
-def test_what_is_refused_releases_nothing(monkeypatch):
-    for owner, name in (
-        (_linear, "release_scales"),
-        (_regressors, "release_scales"),
-        (_linear, "dp_linear_model"),
-        (_additive, "dp_additive_model"),
-        (_labels, "release_labels"),
-    ):
+def test_bad_arguments_are_refused_before_anything_is_released(monkeypatch):
+    for owner, name in RELEASES:
         monkeypatch.setattr(owner, name, None)  # a call is a TypeError
     for estimator, given, message in REFUSED:
         with pytest.raises(ValueError, match=message) as why:
@@ -226,12 +219,13 @@ def test_means_are_in_proportion_to_exposures(model, unit):
     years[years < 0] = np.where(years[years < 0] < -0.05, np.nan, -7.0)
     model = clone(model).set_params(max_exposure=2 * unit, random_state=0)
     model.fit(rows, counts, exposure=years * unit)
-    found = model.predict([[50.0]] * 5, exposure=unit * np.array([1, 2, 9, -1, np.nan]))
-    np.testing.assert_allclose(found, [1, 2, 2, 0, 0], atol=0.2)
-    np.testing.assert_allclose(found[0] / unit, model.predict([[50.0]])[0])
+    exposures = unit * np.array([1, 2, 9, -1, np.nan])
+    means = model.predict([[50.0]] * 5, exposure=exposures)
+    np.testing.assert_allclose(means, [1, 2, 2, 0, 0], atol=0.2)
+    np.testing.assert_allclose(means[0] / unit, model.predict([[50.0]])[0])
     if hasattr(model, "coef_"):
-        found = np.exp(model.coef_ @ [50.0] + model.intercept_)
-        np.testing.assert_allclose(found, model.predict([[50.0]])[0])
+        mean = np.exp(model.coef_ @ [50.0] + model.intercept_)
+        np.testing.assert_allclose(mean, model.predict([[50.0]])[0])
     is_seen = years > 0
     data, exposed = (rows[is_seen], counts[is_seen]), unit * years[is_seen]
     options = {"epsilon": 20.0, "random_state": 0}
