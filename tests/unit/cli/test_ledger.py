@@ -6,7 +6,6 @@ import re
 import tomllib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -144,7 +143,7 @@ def test_runs_at_once_lose_no_entry(folder):
 
 def table(n=50):
     """A table whose every cell raises where it is read."""
-    columns: dict[str, Any] = dict.fromkeys("aby", np.full(n, object(), object))
+    columns = dict.fromkeys("aby", np.full(n, object(), object))
     kinds = {"a": None, "b": Categorical(("u", "v"))}
     return Table("t", columns, Schema(kinds, None), "y", np.zeros(n, bool))
 

@@ -44,11 +44,7 @@ RUNS = {  # a command, and what is said of its run
     ),
     "labels": (
         f"train {GIVEN} labels.toml --loss logistic --holdout .4",
-        *(
-            "share with the label",
-            "predicted probability",
-            "accuracy: the share of records",
-        ),
+        *("share with the label", "predicted probability", "accuracy: the share of r"),
     ),
     "ranges": (
         f"train {GIVEN} open.toml --loss squared --private-ranges .5",

@@ -12,7 +12,6 @@ from dpjax.solvers import Curves
 from tests.unit.cli.command import done, invoke, model_file, refusals, words_of
 from tests.unit.models.test_model import TOWN, WEIGHTS, model
 
-SOLD = Categorical(("yes",))
 NEW = "town,rooms,junk\nGhent,6,?\nMons,$7,1\nLier,,2\n"
 
 
@@ -22,10 +21,11 @@ def folder(here):
     (here / "out").mkdir()
     columns = {"rooms": Numeric(4, 2, limit=3.0), "town": TOWN}
     curves = Curves(WEIGHTS, np.array([[0.5, 0.0, -1.5]]), (-1.0, 0.0, 2.0), (0,), 3)
+    sold = {"target": Categorical(("yes",)), "target_name": "sold"}
     amounts = {"params": curves, "link": "log", "target": Numeric(0, 10)}
     for name, changes in {
         **{"out/model.npz": {}, "m.png": {}},
-        "label.npz": {"link": "logit", "target": SOLD, "target_name": "sold"},
+        "label.npz": {"link": "logit", **sold},
         "curves.npz": {"target_name": "sold", **amounts},
         "constant.npz": {"params": np.zeros(1), "columns": {}},
     }.items():

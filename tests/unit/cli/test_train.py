@@ -18,17 +18,8 @@ from dpjax.tables.cli._outputs import Trained
 from dpjax.tables.cli._release import Release, _system_key
 from dpjax.tables.cli._run import plan_training
 from dpjax.tables.cli._settings import Settings
-from tests.unit.cli.command import (
-    done,
-    options,
-    params_of,
-    read_report,
-    refusals,
-    refused,
-    run,
-    tree,
-    words_of,
-)
+from tests.unit.cli import command
+from tests.unit.cli.command import done, options, refusals, refused, run
 
 
 def plan_of(data, **changes):
@@ -144,7 +135,7 @@ def test_a_file_shows_protected_numbers_only(rooms):
     # A guarantee is never rounded down.
     budget = {"epsilon": 10.00490001, "delta": 1.2345612e-5}
     result = done(run("[b]a.csv", *options(target=odd, **budget)))
-    shown = words_of(result.stdout)
+    shown = command.words_of(result.stdout)
     for part in (
         "[b]a.csv: n = 40",
         "epsilon = 10.005, delta = 1.23457e-05.",
@@ -153,7 +144,7 @@ def test_a_file_shows_protected_numbers_only(rooms):
         assert part in shown
     assert "risk" not in result.stdout.replace("Test risks and comparisons", "")
     assert {path.name for path in (rooms / "out").iterdir()} == {*CONTENTS}
-    report = read_report(rooms / "out")
+    report = command.read_report(rooms / "out")
     assert set(report) == {
         *("dpjax", "data", "is_public", "num_samples", "num_test_samples"),
         *("num_features", "feature_names", "target_unit", "method", "loss"),
@@ -183,7 +174,7 @@ def test_a_file_shows_protected_numbers_only(rooms):
 def test_the_noise_is_fresh_unless_seeded(rooms):
     def params(**changes):
         result = done(run("data.csv", *options(**changes)))
-        return params_of(rooms), result, read_report(rooms / "out")
+        return command.params_of(rooms), result, command.read_report(rooms / "out")
 
     first, quiet, report = params()
     assert not np.array_equal(first, params()[0])
@@ -289,9 +280,9 @@ def test_an_additive_model_needs_20_records_and_a_number(
     lines = (rooms / "data.csv").read_text().splitlines()[: 1 + num_records]
     (rooms / "data.csv").write_text("\n".join(lines))
     (rooms / "number.toml").write_text(f"columns.{section}\ntarget = {{}}")
-    before = tree(rooms)
+    before = command.tree(rooms)
     monkeypatch.setattr("dpjax.tables.cli._train.plan_training", None)
     given = options(private_ranges=0.1, model="additive", epsilon=90)
     message = f"--model must be linear or left out {rule}, got 'additive'"
     refused(run("data.csv", *given), message)
-    assert tree(rooms) == before
+    assert command.tree(rooms) == before

@@ -1,7 +1,5 @@
 """Private scores of estimators: what is released, what it costs, how true it is."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 import scipy.special
@@ -66,8 +64,7 @@ def test_numbers_are_scored_in_their_unit():
     assert scores.measures[:-1] == again.measures
     assert scores.measures[2].model.value == pytest.approx(0.5 * 0.25, rel=0.1)
     assert (privacy.epsilon, privacy.delta) == (100.0, 5000**-1.1)
-    event: Any = privacy.dp_event
-    multiplier = event.event.noise_multiplier
+    multiplier = privacy.dp_event.event.noise_multiplier
     spent = gaussian_epsilon(multiplier, privacy.delta, sensitivity=1.0, num_releases=2)
     assert spent == pytest.approx(100.0)
 
