@@ -109,12 +109,6 @@ def _table(num_samples):
     return rows, rows[:, 0]
 
 
-def _of_value(part):
-    """Returns a registered mechanism, with a key, a value, and its options."""
-    first = [*inspect.signature(part.func).parameters][:2]
-    return part.func, dict(zip(first, (KEY, X), strict=True)) | part.keywords
-
-
 X, KEY = jnp.zeros(3), jax.random.key(0)
 CLIPPING, BIWEIGHT = estimators.Clipping(1.0), losses.biweight(1.0)
 TRUNCATION, TRIMMED = estimators.Truncation(1.0), estimators.TrimmedMean(0.1, -1.0, 1.0)
@@ -131,12 +125,13 @@ GOOD = {
     "rho prior false_positive_rates": 0.5,
     "smoothness l2 lower trim_fraction min_mean": 0.1,
     "epsilon sensitivity noise_multiplier base radius limit scale scales": 1.0,
+    "sensitivity_range selection_scale release_stddev": 1.0,
     "l2_clip_norm threshold offset moment_bound derivative_bound curvature_bound": 1.0,
     "mean_trials expected_batch_size tail_index degrees_of_freedom": 2.0,
     "group_size num_bins batch_size cycle_length sparsity num_bands": 2,
     "num_coordinates num_params num_selections num_groups sample_size": 3,
     "num_classes shape stddev": 3,
-    "data params gradient like": X,
+    "data params gradient like value scores vector": X,
     "event dp_event": EVENT,
     "constraint box": BOX,
     **{"num_samples": 40, "num_candidates": 9, "num_steps": 4, "num_features": 5},
@@ -173,7 +168,7 @@ FUNCTIONS = {
     "losses": "biweight huber gamma poisson regularized softmax tweedie MarginLoss "
     "MarginLoss.smoothed_hinge",
     "mechanisms": "BandedToeplitz BandedToeplitz.square_root BandedToeplitz.optimal "
-    "BufferedToeplitz.optimal BinaryTree discrete_gaussian",
+    "BufferedToeplitz.optimal BinaryTree",
     "solvers": "Execution PrivateTraining recommend",
     "tuning": "Score",
     "transforms": "scale_by_dp_adam",
@@ -214,9 +209,8 @@ CALLS = [
         if inspect.isclass(part)
     ),
     *(
-        _of_value(part)
-        for name, part in registry.MECHANISMS.items()
-        if "," not in name and name != "discrete_gaussian"
+        _with_good(getattr(mechanisms, name))
+        for name in sorted(registry.names(registry.MECHANISMS))
     ),
     *(
         _with_good(operator.attrgetter(f"{layer}.{name}")(dpjax))

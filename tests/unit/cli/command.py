@@ -13,18 +13,6 @@ from typer.testing import CliRunner
 from dpjax.tables.cli._app import app
 from dpjax.tables.cli._outputs import files
 
-ROOMS = """
-[columns.rooms]
-center = 4
-scale = 2
-
-[columns.town]
-categories = ["Ghent", "Lier"]
-
-[target]
-"""
-NUMBER = "center = 300\nscale = 100\n"
-
 
 def invoke(*arguments):
     return CliRunner().invoke(app, [*map(str, arguments)])

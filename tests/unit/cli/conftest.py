@@ -3,8 +3,17 @@
 import numpy as np
 import pytest
 
-from tests.unit.cli.command import NUMBER, ROOMS
+ROOMS = """
+[columns.rooms]
+center = 4
+scale = 2
 
+[columns.town]
+categories = ["Ghent", "Lier"]
+
+[target]
+"""
+NUMBER = "center = 300\nscale = 100\n"
 SCHEMA = """\
 columns.x = {center = 0, scale = 1}
 target = {column = "y", center = 0, scale = 1}
