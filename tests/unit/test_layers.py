@@ -1,7 +1,6 @@
 """The package's shape: imports go one way, files are short and named by subject."""
 
 import ast
-import functools
 from pathlib import Path
 
 import pytest
@@ -45,11 +44,6 @@ def modules_of(path):
     """The dotted name of a file as a tuple, without `dpjax` and `__init__`."""
     parts = path.relative_to(ROOT).with_suffix("").parts
     return parts[:-1] if parts[-1] == "__init__" else parts
-
-
-@functools.cache
-def imports_in(path):
-    return [target for _, target in imports_of(ast.parse(path.read_text()))]
 
 
 def imports_of(tree):
@@ -149,7 +143,7 @@ def private_names(path):
     folders = path.relative_to(TESTS).parts[:-1]
     inner = [name for name in folders if name not in ("unit", "privacy", "nightly")]
     layer = (inner or [path.stem.removeprefix("test_").split("_")[0]])[0]
-    for target in imports_in(path):
+    for _, target in imports_of(ast.parse(path.read_text())):
         package, *parts = target.split(".")
         is_private = any(x.startswith("_") and not x.endswith("__") for x in parts)
         is_own = layer in [part.strip("_") for part in parts]

@@ -3,17 +3,10 @@
 import numpy as np
 import pytest
 
-ROOMS = """
-[columns.rooms]
-center = 4
-scale = 2
-
-[columns.town]
-categories = ["Ghent", "Lier"]
-
-[target]
-"""
-NUMBER = "center = 300\nscale = 100\n"
+ROOMS = """\
+columns.rooms = {center = 4, scale = 2}
+columns.town = {categories = ["Ghent", "Lier"]}
+target = """
 SCHEMA = """\
 columns.x = {center = 0, scale = 1}
 target = {column = "y", center = 0, scale = 1}
@@ -53,6 +46,6 @@ def rooms(here, monkeypatch):
     lines = [f'{r},"{t}",{p:.1f},{"yes" if p > 300 else "no"}' for r, t, p in rows]
     text = "\n".join(["rooms,town,price,sold", *lines]) + "\n"
     (here / "data.csv").write_text(text)
-    (here / "number.toml").write_text(ROOMS + NUMBER)
-    (here / "class.toml").write_text(f'{ROOMS}positive = "yes"\n')
+    (here / "number.toml").write_text(f"{ROOMS}{{center = 300, scale = 100}}")
+    (here / "class.toml").write_text(f'{ROOMS}{{positive = "yes"}}')
     return here

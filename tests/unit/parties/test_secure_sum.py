@@ -17,6 +17,7 @@ from tests.parties import FALSE_ALARM, Recorder, uniformity
 from tests.unit.refusals import refused
 
 SENT = {  # in the place of a message
+    None: bytes,  # as it is
     "nothing": lambda message: b"",
     "wrong size": lambda message: message + bytes(8),
     "stray": lambda message: b"\x01" * len(message),
@@ -25,12 +26,7 @@ SENT = {  # in the place of a message
 
 def faulty(faults):
     """Returns a change of messages; the first exchange carries the public keys."""
-
-    def change(party, index, message):
-        fault = faults.get((party, index))
-        return SENT[fault](message) if fault else message
-
-    return change
+    return lambda party, index, message: SENT[faults.get((party, index))](message)
 
 
 def sums(num_parties, vectors, *, faults=None, **threats):
