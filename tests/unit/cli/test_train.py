@@ -64,7 +64,7 @@ def test_the_plan_has_as_many_curves_as_the_solver_makes(changes, num_knots):
         assert len(solution.params.knots) == num_knots
 
 
-def test_baselines_are_exact_but_for_the_private_one():
+def test_baselines_without_privacy_are_exact():
     data = dataset(task="regression")
     settings = Settings(source="x", epsilon=100.0)
     run = plan_training(settings, data)
@@ -203,7 +203,6 @@ def test_without_a_schema_a_template_is_printed(rooms):
 # What changes, a value of none left empty, and words of the message then.
 BAD_OPTIONS = r"""
 data=none.csv => DATA must be a file, or one of adult, rand_hie, got 'none.csv'
-data=credit-default schema= target= => DATA must be a file, or one of adult, rand
 data=one.csv => --delta must be given with a single record, of which n^-1.1 is 1
 data=. => or a folder of such alone, without class.toml, number.toml
 data=adult target= loss= => --schema must be left out with adult
@@ -217,7 +216,6 @@ epsilon=0 => --epsilon must be positive and finite, got 0
 epsilon=abc => '--epsilon': must be a number, got 'abc'
 delta=1 => --delta must be strictly between 0 and 1, got 1
 max_features=0 => --max-features must be an integer of at least 1, got 0
-max_features=1.5 => '--max-features': must be a whole number, got '1.5'
 seed=-1 => --seed must be from 0 to 2^32 - 1, got -1
 loss=best => 'best' is not one of
 loss= => --loss must be given for a file: logistic, squared, huber

@@ -90,13 +90,6 @@ def test_a_class_alone_has_flat_shapes(table):
     assert all(np.all(shape.values == 0) for shape in model.shapes_.values())
 
 
-def test_what_has_no_bands_is_refused(model):
-    with pytest.raises(ValueError, match="intervals must be True at the fit"):
-        model.bands()
-    with pytest.raises(ValueError, match="alpha must be strictly between"):
-        model.bands(1.0)
-
-
 # -- Standard errors and tables: units, words, what has none ---------------------------
 AGE, YEAR = (0.0, 90.0), (1990.0, 2020.0)
 TRUE = np.array([0.03, 0.05, -100.0])  # of age, year, and the intercept
@@ -198,8 +191,11 @@ def test_a_table_says_what_has_no_interval_and_why():
     assert "No interval is finite: the records are too few" in str(few.summary())
 
 
-def test_what_has_no_intervals_is_refused():
-    *_, model = fitted(sk.DPLinearRegression)
-    for alpha in (0.0, 1.0, np.nan):
+def test_bands_and_intervals_need_a_fit_with_them_and_a_valid_alpha(model):
+    with pytest.raises(ValueError, match="intervals must be True at the fit"):
+        model.bands()
+    *_, linear = fitted(sk.DPLinearRegression)
+    intervals = [(linear.conf_int, alpha) for alpha in (0.0, 1.0, np.nan)]
+    for call, alpha in ((model.bands, 1.0), *intervals):
         with pytest.raises(ValueError, match="alpha must be strictly between 0 and 1"):
-            model.conf_int(alpha)
+            call(alpha)

@@ -97,15 +97,15 @@ def test_a_baseline_is_counted_and_not_read_off_a_record():
     # What it says of the first record must not decide what is released.
     opposite = Softmax(log_shares=lambda x: np.c_[0 * x, -2 * x])
     model, baseline = Softmax().fit(X, LABELS), opposite.fit(X, LABELS)
-    labels, found = np.where(np.arange(5000) % 5, "yes", "no"), []
+    labels, released = np.where(np.arange(5000) % 5, "yes", "no"), []
     for first in (-3.0, 3.0):
         rows = np.concatenate([[[first]], X[1:]])
         options = {"epsilon": 10.0, "baseline": baseline, "random_state": 0}
         scores, _ = score_privately(model, rows, labels, **options)
-        found.append([measure.constant.value for measure in scores.measures[:2]])
+        released.append([measure.constant.value for measure in scores.measures[:2]])
     right = np.mean((X[:, 0] < 0) == (labels == "yes"))
-    np.testing.assert_allclose(found[0], found[1], atol=0.005)
-    assert found[0] == pytest.approx([right, 0.5], abs=0.05)
+    np.testing.assert_allclose(*released, atol=0.005)
+    assert released[0] == pytest.approx([right, 0.5], abs=0.05)
 
 
 LINE, UNSCALED = Line().fit(X, NUMBERS), Line()
@@ -170,8 +170,8 @@ def of_errors(errors, ends):
 
 def ends_of(measures):
     """Where absolute errors are clipped, as it is printed."""
-    (found,) = [one for one in measures if one.name == "absolute error: clipped to"]
-    return [found.model.value, found.constant.value]
+    (clip,) = [one for one in measures if one.name == "absolute error: clipped to"]
+    return [clip.model.value, clip.constant.value]
 
 
 @pytest.mark.parametrize("is_missing", [False, True])
