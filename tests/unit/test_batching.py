@@ -14,17 +14,8 @@ import numpy as np
 import pytest
 import scipy.stats
 
+from dpjax import batching as ways
 from dpjax.accounting import Sampling
-from dpjax.batching import (
-    BallsInBins,
-    CyclicPoisson,
-    Disjoint,
-    Full,
-    Poisson,
-    ShuffledEpochs,
-    WithoutReplacement,
-    _fixed_size,
-)
 from dpjax.estimators import MedianOfMeans, Truncation, Winsorization
 from dpjax.mechanisms import BandedToeplitz
 from dpjax.transforms import privatize
@@ -32,20 +23,20 @@ from dpjax.transforms import privatize
 FALSE_ALARM = 1e-6
 BUDGET = {"epsilon": 1.0, "delta": 1e-5}
 BATCHINGS = {
-    "full": Full(),
-    "disjoint": Disjoint(),
-    "poisson": Poisson(4.0, capacity=12),
-    "without_replacement": WithoutReplacement(4),
-    "cyclic_poisson": CyclicPoisson(4.0, 2, capacity=6),
-    "balls_in_bins": BallsInBins(3, capacity=12),
-    "shuffled_epochs": ShuffledEpochs(4),
+    "full": ways.Full(),
+    "disjoint": ways.Disjoint(),
+    "poisson": ways.Poisson(4.0, capacity=12),
+    "without_replacement": ways.WithoutReplacement(4),
+    "cyclic_poisson": ways.CyclicPoisson(4.0, 2, capacity=6),
+    "balls_in_bins": ways.BallsInBins(3, capacity=12),
+    "shuffled_epochs": ways.ShuffledEpochs(4),
 }
 each = pytest.mark.parametrize("name", BATCHINGS)
 NUM_SAMPLES, NUM_STEPS, NUM_RUNS = 14, 9, 2_000
 EPOCHS = {
-    "cyclic": CyclicPoisson(2.0, cycle_length=3, capacity=4),
-    "bins": BallsInBins(4, capacity=NUM_SAMPLES),
-    "epochs": ShuffledEpochs(4),
+    "cyclic": ways.CyclicPoisson(2.0, cycle_length=3, capacity=4),
+    "bins": ways.BallsInBins(4, capacity=NUM_SAMPLES),
+    "epochs": ways.ShuffledEpochs(4),
 }
 
 
@@ -84,16 +75,15 @@ def is_likely(counts, num_trials, prob, num_tests):
 @pytest.fixture(scope="module")
 def drawn():
     """Members of many runs of each batching in turns or epochs."""
-    return {
-        name: many(
-            lambda key, b=batching: members(b, key, NUM_SAMPLES, NUM_STEPS), NUM_RUNS
-        )
-        for name, batching in EPOCHS.items()
+    sizes = {"num_samples": NUM_SAMPLES, "num_steps": NUM_STEPS}
+    runs = {
+        name: partial(members, batching, **sizes) for name, batching in EPOCHS.items()
     }
+    return {name: many(run, NUM_RUNS) for name, run in runs.items()}
 
 
 @each
-def test_contract(name, key):
+def test_batches_depend_on_the_key_alone_and_end_with_the_run(name, key):
     batching, index = BATCHINGS[name], jnp.arange(12)
     start = partial(begun, batching, key, 12, num_steps=3)
 
@@ -124,9 +114,8 @@ def test_contract(name, key):
     # A loop of one's own draws the same, and divides by what is public.
     divisor = batching.divisor(12, 3)
     assert divisor == {"full": 12}.get(name, 4)
-    transform = privatize(
-        Winsorization(1.0), noise_multiplier=0.0, key=key, normalize_by=divisor
-    )
+    options = {"noise_multiplier": 0.0, "key": key, "normalize_by": divisor}
+    transform = privatize(Winsorization(1.0), **options)
     noise, state = transform.init(jnp.zeros(())), start()
     for step in range(3):
         batch, mask, state = batching.draw(state, values)
@@ -136,7 +125,7 @@ def test_contract(name, key):
         total = np.clip(expected, -1, 1).sum()
         np.testing.assert_allclose(mean, total / divisor, rtol=1e-6)
     # A state is for its batching and its records.
-    other = Full() if name != "full" else Disjoint()
+    other = ways.Full() if name != "full" else ways.Disjoint()
     with pytest.raises(ValueError, match=r"data must be the 12 records .*'14 records'"):
         batching.draw(start(), jnp.arange(14))
     for wrong, kind in ((start(), other), (3, batching)):
@@ -146,22 +135,22 @@ def test_contract(name, key):
 
 def test_disjoint_batches_when_the_steps_do_not_divide(key):
     data = {"x": np.arange(22.0).reshape(11, 2), "y": jnp.arange(11)}
-    seen, state = [], Disjoint().init(key, 11, 3)
+    seen, state = [], ways.Disjoint().init(key, 11, 3)
     for _ in range(3):
-        batch, mask, state = Disjoint().draw(state, data)
+        batch, mask, state = ways.Disjoint().draw(state, data)
         assert not mask.any()
         assert batch["x"].shape == (3, 2)
         np.testing.assert_array_equal(batch["x"][:, 0] / 2, batch["y"])
         seen += batch["y"].tolist()
     assert seen == list(range(9))  # records 9 and 10 are in none
-    assert Disjoint().divisor(11, 3) == 3
-    assert Disjoint().divisor(3, 3) == 1
-    assert Disjoint().sampling(11, 3) == Sampling(1)
+    assert ways.Disjoint().divisor(11, 3) == 3
+    assert ways.Disjoint().divisor(3, 3) == 1
+    assert ways.Disjoint().sampling(11, 3) == Sampling(1)
 
 
-def test_poisson_inclusion():
+def test_records_enter_poisson_batches_by_independent_coins():
     num_samples, num_draws = 20, 20_000
-    batching, prob = Poisson(6.0, capacity=num_samples), 0.3
+    batching, prob = ways.Poisson(6.0, capacity=num_samples), 0.3
     entered = many(lambda key: members(batching, key, num_samples)[0], num_draws)
     assert entered.max() == 1
     assert is_likely(entered.sum(axis=0), num_draws, prob, num_samples)
@@ -180,7 +169,7 @@ def test_poisson_probability_never_passes_q(expected, key, monkeypatch):
     words = [max(threshold, 1) - 1, min(threshold, 2**32 - 1), 2**32 - 1]
     words = jnp.asarray(np.array(words, np.uint32))
     monkeypatch.setattr(jax.random, "bits", lambda key, shape, dtype: words)
-    rows, mask = first_batch(Poisson(expected, capacity=3), key, jnp.arange(3))
+    rows, mask = first_batch(ways.Poisson(expected, capacity=3), key, jnp.arange(3))
     entered = set(np.asarray(rows)[~np.asarray(mask)].tolist())
     if expected == 3.0:
         assert entered == {0, 1, 2}
@@ -190,20 +179,21 @@ def test_poisson_probability_never_passes_q(expected, key, monkeypatch):
 
 
 def test_poisson_overflow_drops_the_last_and_padding_is_zeros(key):
-    state = dataclasses.replace(begun(Poisson(7.0), key, 7), capacity=3)
-    rows, mask, _ = Poisson(7.0).draw(state, jnp.arange(7))
+    state = dataclasses.replace(begun(ways.Poisson(7.0), key, 7), capacity=3)
+    rows, mask, _ = ways.Poisson(7.0).draw(state, jnp.arange(7))
     assert sorted(rows.tolist()) == [0, 1, 2]
     assert not mask.any()
     data = {"x": jnp.ones((6, 2)), "y": np.ones(6, int), "z": jnp.ones(6, bool)}
-    batch, mask = first_batch(Poisson(3.0, capacity=20), key, data)
+    batch, mask = first_batch(ways.Poisson(3.0, capacity=20), key, data)
     assert 0 < mask.sum() < 20
     for leaf in batch.values():  # were it a record's, that record would count often
         np.testing.assert_array_equal(leaf.reshape(20, -1).any(axis=1), ~mask)
     assert [leaf.dtype for leaf in batch.values()] == ["float32", "int32", "bool"]
-    batch, mask = first_batch(Poisson(1e-9), key, jnp.full((5, 2), jnp.nan))
+    batch, mask = first_batch(ways.Poisson(1e-9), key, jnp.full((5, 2), jnp.nan))
     assert batch.shape == (1, 2)
     assert mask.all()
-    mean = Winsorization(1.0)(batch, mask, normalize_by=Poisson(1e-9).divisor(5, 1))
+    divisor = ways.Poisson(1e-9).divisor(5, 1)
+    mean = Winsorization(1.0)(batch, mask, normalize_by=divisor)
     np.testing.assert_array_equal(mean, jnp.zeros(2))
 
 
@@ -212,7 +202,7 @@ def test_poisson_places_do_not_depend_on_who_else_is_there():
     # comes or goes moves no other. Chi-square with 9 degrees of freedom passes 44.8
     # once in 1e6 tests; records in order of their index would give thousands.
     def is_last(key):
-        rows, mask = first_batch(Poisson(4.0, capacity=10), key, jnp.arange(8))
+        rows, mask = first_batch(ways.Poisson(4.0, capacity=10), key, jnp.arange(8))
         return (rows == 7) & ~mask
 
     counts = many(is_last, 20_000).sum(axis=0)
@@ -223,8 +213,9 @@ def test_poisson_places_do_not_depend_on_who_else_is_there():
 @pytest.mark.parametrize(
     ("batching", "group"),
     [
-        *((Poisson(50.0), 10_000), (BallsInBins(200), 10_000)),
-        (CyclicPoisson(50.0, 5), 2_000),
+        (ways.Poisson(50.0), 10_000),
+        (ways.BallsInBins(200), 10_000),
+        (ways.CyclicPoisson(50.0, 5), 2_000),
     ],
 )
 def test_capacity_is_priced(batching, group, key):
@@ -252,11 +243,10 @@ def test_subsets_are_uniform_however_often_they_are_drawn(
     monkeypatch, num_samples, size, spread
 ):
     # Without room for more heads than are wanted, most draws are thrown away.
-    monkeypatch.setattr(_fixed_size, "_SPREAD", spread)
-    num_draws, batching = 20_000, WithoutReplacement(size)
-    rows = many(
-        lambda key: first_batch(batching, key, jnp.arange(num_samples))[0], num_draws
-    )
+    monkeypatch.setattr(ways._fixed_size, "_SPREAD", spread)
+    num_draws, batching = 20_000, ways.WithoutReplacement(size)
+    index = jnp.arange(num_samples)
+    rows = many(lambda key: first_batch(batching, key, index)[0], num_draws)
     assert ((rows >= 0) & (rows < num_samples)).all()
     assert all(len(set(row)) == size for row in rows.tolist())
     # Every ordered pair of records at every pair of places: groups of a median of means
@@ -281,7 +271,7 @@ def test_equal_random_numbers_are_drawn_again(monkeypatch):
         return words >> 31 if len(shape) == 2 else words
 
     monkeypatch.setattr(jax.random, "bits", few_bits)
-    rows = many(partial(_fixed_size.uniform_subset, size=2, num_samples=4), 4_000)
+    rows = many(partial(ways._fixed_size.uniform_subset, size=2, num_samples=4), 4_000)
     assert (2, 4) in shapes
     for place in range(2):
         counts = np.bincount(rows[:, place], minlength=4)
@@ -304,8 +294,8 @@ def test_groups_take_turns(drawn):
 def test_every_record_falls_into_one_bin_of_each_epoch(drawn):
     entered = drawn["bins"]
     first, second = entered[:, :4], entered[:, 4:8]
-    np.testing.assert_array_equal(first.sum(axis=1), 1)
-    np.testing.assert_array_equal(second.sum(axis=1), 1)
+    assert (first.sum(axis=1) == 1).all()
+    assert (second.sum(axis=1) == 1).all()
     counts = entered.sum(axis=0).ravel()
     assert is_likely(counts, NUM_RUNS, 0.25, counts.size)
     # Bins are independent from record to record, and from epoch to epoch.
@@ -340,36 +330,36 @@ def test_participation_holds_and_accounting_counts_it(drawn):
         gaps = (steps[:, 1] - steps[:, 0])[both]
         assert gaps.min() == pattern.min_separation
     for batching, pattern in {
-        Full(): {"max_participations": 6},
-        Disjoint(): {"min_separation": 6},
-        Poisson(2.0): {"max_participations": 6},
-        WithoutReplacement(2): {"max_participations": 6},
+        ways.Full(): {"max_participations": 6},
+        ways.Disjoint(): {"min_separation": 6},
+        ways.Poisson(2.0): {"max_participations": 6},
+        ways.WithoutReplacement(2): {"max_participations": 6},
     }.items():
         fields = {"strategy": strategy, **pattern}
         assert batching.sampling(12, 6, strategy=strategy) == Sampling(6, **fields)
 
 
-def test_cost_of_sampled_batches():
-    assert Full().sampling(100, 5) == Sampling(5)
-    assert Poisson(10.0).sampling(100, 5) == Sampling(5, sampling_prob=0.1)
-    assert BallsInBins(3).sampling(100, 5) == Sampling(5, num_bins=3)
+def test_batches_are_accounted_for_as_they_are_sampled():
+    assert ways.Full().sampling(100, 5) == Sampling(5)
+    assert ways.Poisson(10.0).sampling(100, 5) == Sampling(5, sampling_prob=0.1)
+    assert ways.BallsInBins(3).sampling(100, 5) == Sampling(5, num_bins=3)
     sizes = {"num_samples": 100, "batch_size": 7}
-    assert WithoutReplacement(7).sampling(100, 5) == Sampling(5, **sizes)
-    assert ShuffledEpochs(10).sampling(60, 7) == Sampling(2)  # of two epochs
+    assert ways.WithoutReplacement(7).sampling(100, 5) == Sampling(5, **sizes)
+    assert ways.ShuffledEpochs(10).sampling(60, 7) == Sampling(2)  # of two epochs
     for expected in (20.0, 200.0):  # 3 of 12 steps, of 200 records
-        sampling = CyclicPoisson(expected, cycle_length=5).sampling(1_000, 12)
+        sampling = ways.CyclicPoisson(expected, cycle_length=5).sampling(1_000, 12)
         assert sampling == Sampling(3, sampling_prob=expected / 200)
 
 
 def test_sizes_beyond_the_data_are_refused(key):
     for batching, num_steps, name in (
-        (Disjoint(), 9, "num_steps"),
-        (Poisson(8.5), 2, "expected_batch_size"),
-        (WithoutReplacement(9), 2, "batch_size"),
-        (CyclicPoisson(1.0, 9), 2, "cycle_length"),
-        (CyclicPoisson(5.0, 2), 2, "expected_batch_size"),
-        (BallsInBins(9), 2, "num_bins"),
-        (ShuffledEpochs(9), 2, "batch_size"),
+        (ways.Disjoint(), 9, "num_steps"),
+        (ways.Poisson(8.5), 2, "expected_batch_size"),
+        (ways.WithoutReplacement(9), 2, "batch_size"),
+        (ways.CyclicPoisson(1.0, 9), 2, "cycle_length"),
+        (ways.CyclicPoisson(5.0, 2), 2, "expected_batch_size"),
+        (ways.BallsInBins(9), 2, "num_bins"),
+        (ways.ShuffledEpochs(9), 2, "batch_size"),
     ):
         for method in (batching.divisor, batching.sampling):
             with pytest.raises(ValueError, match=f"{name} must be at most"):
@@ -377,7 +367,7 @@ def test_sizes_beyond_the_data_are_refused(key):
         with pytest.raises(ValueError, match=f"{name} must be at most"):
             begun(batching, key, 8, num_steps)
     with pytest.raises(ValueError, match="num_bins must be at most 65,536"):
-        BallsInBins(2**16 + 1)
-    batch, mask = first_batch(Poisson(4.0, capacity=12), key, jnp.arange(12.0))
+        ways.BallsInBins(2**16 + 1)
+    batch, mask = first_batch(ways.Poisson(4.0, capacity=12), key, jnp.arange(12.0))
     with pytest.raises(ValueError, match="takes no sampled batch"):
         MedianOfMeans(Truncation(1.0), 3)(batch, mask, normalize_by=4.0)

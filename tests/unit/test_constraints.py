@@ -13,15 +13,8 @@ import pytest
 import scipy.optimize
 import scipy.spatial
 
-from dpjax.constraints import (
-    Box,
-    L1Ball,
-    L2Ball,
-    Polytope,
-    Simplex,
-    grid_net,
-    halton_net,
-)
+from dpjax import constraints
+from dpjax.constraints import Box, L1Ball, L2Ball, Polytope, Simplex
 
 VERTICES = np.random.default_rng(7).normal(size=(9, 5)).astype(np.float32) + 3
 LOWER = np.array([-1.0, 0.0, -2.0, 0.5, 1.0], np.float32)
@@ -43,9 +36,7 @@ def points(num_points=60, dim=5):
     rng = np.random.default_rng(3)
     sizes = 10.0 ** rng.uniform(-2, 2, size=(num_points, 1))
     x = rng.normal(size=(num_points, dim)) * sizes
-    x[0] = 0
-    x[1] = 1
-    x[2, :3] = 0
+    x[0], x[1], x[2, :3] = 0, 1, 0
     return jnp.asarray(x, jnp.float32)
 
 
@@ -69,9 +60,8 @@ def nearest(name, x):
         return x * min(1, 1.5 / max(np.linalg.norm(x), 1e-9))
     vertices = vertices_of(name)
     # Non-negative least squares; a heavy row makes the weights sum to one.
-    heavy = 1e5
-    matrix = np.vstack([vertices.T, heavy * np.ones(len(vertices))])
-    weights, _ = scipy.optimize.nnls(matrix, np.append(x, heavy))
+    matrix = np.vstack([vertices.T, np.full(len(vertices), 1e5)])
+    weights, _ = scipy.optimize.nnls(matrix, np.append(x, 1e5))
     return weights @ vertices
 
 
@@ -95,7 +85,7 @@ def test_projection_is_the_nearest_point_inside_and_non_expansive(name):
     assert (after <= before * (1 + 1e-5) + 1e-6).all()
 
 
-def test_points_and_radii_of_any_size():
+def test_points_and_radii_of_any_size_are_projected():
     x, inside = jnp.array([1.0, -2.0, 0.5]), jnp.array([0.1, -0.2, 1 / 3])
     for kind, expected in [
         (L1Ball, [0, -1, 0]),
@@ -105,8 +95,8 @@ def test_points_and_radii_of_any_size():
     ]:
         project = jax.jit(lambda radius, x, kind=kind: kind(radius).project(x))
         for radius, size in [(1, 1e6), (1, 1e37), (1e-20, 4e-20), (1e30, 4e30)]:
-            found = project(float(radius), size * x) / radius
-            np.testing.assert_allclose(found, expected, atol=1e-5)
+            projected = project(float(radius), size * x) / radius
+            np.testing.assert_allclose(projected, expected, atol=1e-5)
         if kind is not Simplex:  # points inside stay as they are
             assert (project(1.0, inside) == inside).all()
     assert (L2Ball(1.0).minimize_linear(jnp.zeros(3)) == 0).all()
@@ -114,7 +104,7 @@ def test_points_and_radii_of_any_size():
     np.testing.assert_allclose(least, [-0.6, 0.8], rtol=1e-6)
 
 
-def test_simplex_sum_of_many_coordinates(key):
+def test_many_coordinates_projected_on_a_simplex_sum_to_its_size(key):
     # A long sum with its largest entry far above the rest: float32 prefix sums alone
     # leave an error of 1e-3 here.
     x = -0.9999 + 1e-6 * jax.random.normal(key, (300_000,))
@@ -140,7 +130,7 @@ def test_diameter_is_the_largest_distance(name):
 
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("norm", ["l1", "l2"])
-def test_diameter_of_one_vertex_and_of_a_large_polytope(norm, key):
+def test_diameters_of_one_vertex_and_of_a_large_polytope_are_exact(norm, key):
     one = Polytope(jnp.full((1, 4), 1e20))
     assert one.diameter(norm, 4) == 0
     grad = jax.grad(lambda polytope: polytope.diameter(norm, 4))(one)
@@ -154,7 +144,7 @@ def test_diameter_of_one_vertex_and_of_a_large_polytope(norm, key):
 
 
 @pytest.mark.parametrize("name", ["l1", "simplex", "polytope"])
-def test_scores_and_vertices_against_the_explicit_list(name):
+def test_vertices_and_their_scores_are_those_of_the_explicit_list(name):
     constraint, rows = SETS[name], vertices_of(name)
     assert constraint.num_vertices(5) == len(rows)
     gradients = np.asarray(points(10))
@@ -162,8 +152,7 @@ def test_scores_and_vertices_against_the_explicit_list(name):
     np.testing.assert_allclose(scores, -gradients @ rows.T, rtol=1e-4, atol=1e-4)
     like = jnp.zeros(5)
     vertex = jax.jit(jax.vmap(lambda i: constraint.vertex(i, like)))
-    found = vertex(np.arange(len(rows)))
-    np.testing.assert_allclose(found, rows, rtol=1e-6)
+    np.testing.assert_allclose(vertex(np.arange(len(rows))), rows, rtol=1e-6)
     for index in (0, np.int64(1)):
         np.testing.assert_allclose(constraint.vertex(index, like), rows[index])
     # They err by no more than stated.
@@ -176,21 +165,21 @@ def test_scores_and_vertices_against_the_explicit_list(name):
 
 @pytest.mark.quick(3)
 @each
-def test_linear_minimisation(name):
+def test_a_linear_function_is_smallest_at_its_minimizer(name):
     constraint = SETS[name]
     gradients = np.asarray(points(20))
-    found = np.asarray(jax.jit(jax.vmap(constraint.minimize_linear))(gradients))
-    values = (found * gradients).sum(axis=1)
+    minimize = jax.jit(jax.vmap(constraint.minimize_linear))
+    minimizers = np.asarray(minimize(gradients))
+    values = (minimizers * gradients).sum(axis=1)
     if name == "l2":
         least = -1.5 * np.linalg.norm(gradients, axis=1)
     else:
         least = (gradients.astype(np.float64) @ vertices_of(name).T).min(axis=1)
     assert values == pytest.approx(least, rel=1e-5, abs=1e-5)
     if name in WITH_PROJECTION:
-        assert jax.jit(jax.vmap(constraint.contains))(found).all()
+        assert jax.jit(jax.vmap(constraint.contains))(minimizers).all()
     # |<v - w, g - g'>| <= diameter_l1 ||g - g'||_inf: the range of scores.
     signs = np.array([*itertools.product([-1, 1], repeat=5)], np.float32)
-    minimize = jax.jit(jax.vmap(constraint.minimize_linear))
     ranges = ((minimize(-signs) - minimize(signs)) * signs).sum(axis=1)
     assert (np.asarray(ranges) <= constraint.diameter("l1", 5) * (1 + 1e-5)).all()
 
@@ -228,7 +217,7 @@ def run(constraint, x):
 
 @pytest.mark.quick(3)
 @each
-def test_jit_vmap_trees_and_platforms(name):
+def test_constraints_run_under_jit_and_vmap_on_trees_and_on_all_platforms(name):
     constraint, x = SETS[name], points(4)
     check = partial(chex.assert_trees_all_close, rtol=1e-5, atol=1e-6)
     singles = [run(constraint, row) for row in x]
@@ -266,7 +255,7 @@ def farthest(net, points):
 )
 def test_a_grid_covers_its_set(constraint, key):
     radius = 0.25
-    net = grid_net(constraint, 3, radius=radius)
+    net = constraints.grid_net(constraint, 3, radius=radius)
     assert net.dtype == jnp.float32
     assert jax.vmap(constraint.contains)(net).all()
     # Points within, and projections of points outside: on the boundary, in corners.
@@ -278,18 +267,22 @@ def test_a_grid_covers_its_set(constraint, key):
 def test_a_grid_over_a_cube_is_tight():
     num_coordinates = 4
     radius = math.sqrt(num_coordinates) / 5  # cells of side 2/5
-    net = grid_net(Box(0.0, 2.0), num_coordinates, radius=radius * (1 + 1e-6))
+    net = constraints.grid_net(
+        Box(0.0, 2.0), num_coordinates, radius=radius * (1 + 1e-6)
+    )
     assert net.shape == (5**num_coordinates, num_coordinates)
     corners = list(itertools.product([0.0, 2.0], repeat=num_coordinates))
     assert farthest(net, corners) == pytest.approx(radius, rel=1e-5)
     assert len(np.unique(net, axis=0)) == len(net)
     # A radius that is large needs one point.
-    np.testing.assert_allclose(grid_net(L2Ball(1.0), 4, radius=2.0), [[0.0] * 4])
+    np.testing.assert_allclose(
+        constraints.grid_net(L2Ball(1.0), 4, radius=2.0), [[0.0] * 4]
+    )
 
 
 def test_a_halton_net_spreads_over_its_box():
     lower, upper = SIDES
-    net = np.asarray(halton_net(Box(*SIDES), 3, num_candidates=4096))
+    net = np.asarray(constraints.halton_net(Box(*SIDES), 3, num_candidates=4096))
     assert net.shape == (4096, 3)
     assert (net >= np.float32(lower)).all()
     assert (net <= np.float32(upper)).all()
@@ -298,15 +291,15 @@ def test_a_halton_net_spreads_over_its_box():
     unit = (net[:, :2] - lower[:2]) / (upper - lower)[:2]
     counts, _, _ = np.histogram2d(*unit.T, bins=(16, 9), range=[(0, 1), (0, 1)])
     assert np.abs(counts - 4096 / 144).max() <= 2.5
-    again = halton_net(Box(*SIDES), 3, num_candidates=100)
+    again = constraints.halton_net(Box(*SIDES), 3, num_candidates=100)
     np.testing.assert_array_equal(again, net[:100])
 
 
 def test_a_net_too_large_is_refused_with_its_size_before_it_exists():
     tracemalloc.start()
     with pytest.raises(ValueError, match=r"radius must be larger: 1.00e\+12 cells are"):
-        grid_net(Box(0.0, 1.0), 4, radius=1e-3 * (1 + 1e-6))
+        constraints.grid_net(Box(0.0, 1.0), 4, radius=1e-3 * (1 + 1e-6))
     with pytest.raises(ValueError, match=r"more than 20,000,000, got 1e-20"):
-        grid_net(L2Ball(1e30), 200, radius=1e-20)
+        constraints.grid_net(L2Ball(1e30), 200, radius=1e-20)
     assert tracemalloc.get_traced_memory()[1] < 2**24
     tracemalloc.stop()

@@ -39,71 +39,73 @@ def described(frame, schema=SCHEMA, *, key=0, epsilon=3.0, **options):
 
 
 @pytest.fixture(scope="module")
-def found(frame):
+def description(frame):
     return described(frame, by="town")
 
 
-def test_a_data_frame_is_a_table(frame, found):
+def test_a_data_frame_is_a_table(frame, description):
     pandas = pd.DataFrame(frame)
     for made in (pandas, pandas.convert_dtypes(), pl.DataFrame(frame), pa.table(frame)):
-        assert described(made, by="town").rows == found.rows
+        assert described(made, by="town").rows == description.rows
 
 
-def test_parts_share_one_budget(found):
-    assert len(found.rows) == 2 * 3 * 25 + 3 * 2 + 3 * 2 * 2
-    counts = [row for row in found.rows if row.statistic in ("count", "histogram")]
+def test_parts_share_one_budget(description):
+    assert len(description.rows) == 2 * 3 * 25 + 3 * 2 + 3 * 2 * 2
+    counts = [
+        row for row in description.rows if row.statistic in ("count", "histogram")
+    ]
     assert all(row.value == int(row.value) for row in counts)
-    assert found.edges["age"] == tuple(np.linspace(0.0, 100.0, 21))
-    costs = found.costs
+    assert description.edges["age"] == tuple(np.linspace(0.0, 100.0, 21))
+    costs = description.costs
     assert math.fsum(cost.share for cost in costs) == pytest.approx(1.0)
-    assert all(cost.epsilon < found.privacy.epsilon == 3.0 for cost in costs)
+    assert all(cost.epsilon < description.privacy.epsilon == 3.0 for cost in costs)
     assert max(costs, key=lambda cost: cost.epsilon).part == "count, mean, quantiles"
-    assert "4,000 records" in found.privacy.description
+    assert "4,000 records" in description.privacy.description
 
 
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("epsilon", [1e-5, 0.5, 1e3])
 @pytest.mark.parametrize("delta", [1e-12, 0.45])
 @pytest.mark.parametrize("by", ["<i>\x1b", None])
-def test_odd_columns_and_budgets(epsilon, delta, by):
+def test_odd_columns_are_described_at_any_budget(epsilon, delta, by):
     # One record, which is refused a narrow interval at every budget but the largest.
     frame = {"$x_": [np.nan], "y": ["1e400"], "<i>\x1b": [None], "w": [7]}
     schema = {"$x_": None, "y": Numeric(1e308, 1e300, limit=1e9)}
     schema |= {"w": Numeric(1e9, 1, limit=1), "<i>\x1b": Categorical(("$a^b$", "[b]"))}
-    found = described(frame, schema, by=by, epsilon=epsilon, delta=delta)
-    assert all(row.low < row.high for row in found.rows)
-    assert not any(math.isnan(row.value) for row in found.rows)
-    json.loads(found.to_json(), parse_constant=pytest.fail)
-    page = found.to_html()
+    description = described(frame, schema, by=by, epsilon=epsilon, delta=delta)
+    assert all(row.low < row.high for row in description.rows)
+    assert not any(math.isnan(row.value) for row in description.rows)
+    json.loads(description.to_json(), parse_constant=pytest.fail)
+    page = description.to_html()
     assert "data:image" in page
     assert "<i>" not in page
     assert "\x1b" not in page
-    assert "hidden by noise" in str(found.tables()) or epsilon > 1
+    assert "hidden by noise" in str(description.tables()) or epsilon > 1
 
 
-def test_how_it_reads(found):
-    lines = [*csv.DictReader(io.StringIO(found.to_csv()))]
-    assert len(lines) == len(found.rows)
+def test_a_description_reads_the_same_in_every_format(description):
+    lines = [*csv.DictReader(io.StringIO(description.to_csv()))]
+    assert len(lines) == len(description.rows)
     assert lines[0]["column"] == "income"
-    content = json.loads(found.to_json())
-    assert content["rows"][0] == found.rows[0]._asdict()
+    content = json.loads(description.to_json())
+    assert content["rows"][0] == description.rows[0]._asdict()
     assert content["privacy"]["epsilon"] == 3.0
-    (head, numbers), (_, categories) = found.tables()
+    (head, numbers), (_, categories) = description.tables()
     assert head == ["column", "town", "count", "missing", "mean", "median", head[-1]]
     assert [x[:2] for x in numbers[:2]] == [["income", "Ghent"], ["income", "Lier"]]
     assert categories[0][:3] == ["town", "(all)", "Ghent"]
-    page = found.to_html("a <b>")
-    assert page == found.to_html("a <b>")  # a picture tells no time
+    page = description.to_html("a <b>")
+    assert page == description.to_html("a <b>")  # a picture tells no time
     assert "a &lt;b&gt;" in page
     assert page.count("data:image/svg+xml") == 2
     assert "http" not in page.replace("http-equiv", "")
 
 
-def test_no_name_is_run_by_a_spreadsheet(found):
-    name, rows = "=HYPERLINK(1)", found.rows
+def test_no_name_is_run_by_a_spreadsheet(description):
+    name, rows = "=HYPERLINK(1)", description.rows
     rows = [x._replace(column=name) if x.column == "income" else x for x in rows]
-    edges = {name: found.edges["income"], "age": found.edges["age"]}
-    made = dataclasses.replace(found, rows=tuple(rows), edges=edges)
+    edges = {name: description.edges["income"], "age": description.edges["age"]}
+    made = dataclasses.replace(description, rows=tuple(rows), edges=edges)
     assert f"\n'{name}," in made.to_csv()
     assert f"\n{name}," not in made.to_csv()
     assert f">&#x27;{name}<" in made.to_html()
@@ -132,7 +134,7 @@ MANY |= {"by": "b"}
         (MANY, "1,048,576 cells at most in column 'a'"),
     ],
 )
-def test_mistakes(frame, changes, message):
+def test_bad_arguments_are_refused(frame, changes, message):
     schema = {name: SCHEMA[name] for name in ("age", "town")}
     with pytest.raises(ValueError, match=message):
         described(**{"frame": frame, "schema": schema} | changes)

@@ -13,13 +13,10 @@ from dpjax._tree import materialized
 from dpjax.gradients._loss import evaluate, is_plain_jit
 
 
-def test_a_function_that_is_not_inlined_stays_a_call():
-    # `_tree.materialized` on CPU: without the call, numbers would be made twice.
+def test_numbers_are_materialized_by_a_call_on_cpu_and_a_barrier_elsewhere():
+    # `_tree.materialized`: without the call, numbers would be made twice.
     text = jax.jit(lambda x: materialized([x * x])[0] + 1).lower(jnp.ones(8)).compile()
     assert " call(" in text.as_text()
-
-
-def test_barriers_exist_elsewhere():
     text = jax.jit(jax.lax.optimization_barrier).lower(jnp.ones(8)).as_text()
     assert "optimization_barrier" in text
 

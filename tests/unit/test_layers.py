@@ -1,7 +1,6 @@
 """The package's shape: imports go one way, files are short and named by subject."""
 
 import ast
-import functools
 from pathlib import Path
 
 import pytest
@@ -47,11 +46,6 @@ def modules_of(path):
     return parts[:-1] if parts[-1] == "__init__" else parts
 
 
-@functools.cache
-def imports_in(path):
-    return [target for _, target in imports_of(ast.parse(path.read_text()))]
-
-
 def imports_of(tree):
     """All (node, dotted target) of a file; `from a import b` gives a.b."""
     for node in ast.walk(tree):
@@ -81,7 +75,7 @@ def violations(source, layer):
     Of the layers below it a file takes public names, and names without an underscore
     from their files.
     """
-    found = []
+    forbidden = []
     for node, target in imports_of(ast.parse(source)):
         parts = target.split(".")
         if parts[0] != "dpjax":
@@ -95,8 +89,8 @@ def violations(source, layer):
             is_open = not parts[-1].startswith("_") or is_module(parts[1:])
             is_allowed = other in BELOW[layer] and is_open
         if not is_allowed:
-            found.append(f"line {node.lineno}: {target}")
-    return found
+            forbidden.append(f"line {node.lineno}: {target}")
+    return forbidden
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
@@ -136,16 +130,11 @@ def test_a_planted_import_is_found(layer, line):
 TESTS = Path(__file__).parents[1]
 # Tests that import private names of another layer than their folder's, at most 12.
 EXCEPTIONS = {
-    "nightly/coverage/test_coverage.py",
-    "nightly/test_processes.py",
-    "privacy/audit/test_planted_faults.py",
-    "privacy/replay/_replay.py",
-    "privacy/replay/test_commands.py",
-    "privacy/replay/test_planted_faults.py",
-    "unit/models/test_export.py",
-    "unit/models/test_model.py",
-    "unit/test_jax_internals.py",
-    "unit/transforms/test_privatize.py",
+    *("nightly/coverage/test_coverage.py", "nightly/test_processes.py"),
+    *("privacy/audit/test_planted_faults.py", "privacy/replay/_replay.py"),
+    *("privacy/replay/test_commands.py", "privacy/replay/test_planted_faults.py"),
+    *("unit/models/test_export.py", "unit/models/test_model.py"),
+    *("unit/test_jax_internals.py", "unit/transforms/test_privatize.py"),
 }
 
 
@@ -154,7 +143,7 @@ def private_names(path):
     folders = path.relative_to(TESTS).parts[:-1]
     inner = [name for name in folders if name not in ("unit", "privacy", "nightly")]
     layer = (inner or [path.stem.removeprefix("test_").split("_")[0]])[0]
-    for target in imports_in(path):
+    for _, target in imports_of(ast.parse(path.read_text())):
         package, *parts = target.split(".")
         is_private = any(x.startswith("_") and not x.endswith("__") for x in parts)
         is_own = layer in [part.strip("_") for part in parts]
@@ -163,11 +152,8 @@ def private_names(path):
 
 
 def test_tests_import_private_names_in_the_folder_of_their_layer():
-    found = {
-        path.relative_to(TESTS).as_posix(): names
-        for path in TESTS.rglob("*.py")
-        if (names := [*private_names(path)])
-    }
-    new = {path: names for path, names in found.items() if path not in EXCEPTIONS}
+    imports = {path.relative_to(TESTS).as_posix(): path for path in TESTS.rglob("*.py")}
+    imports = {name: [*private_names(path)] for name, path in imports.items()}
+    new = {name: x for name, x in imports.items() if x and name not in EXCEPTIONS}
     assert not new, "test the public interface, or in the layer's own folder"
-    assert found.keys() == EXCEPTIONS, "what is listed and imports none goes"
+    assert all(imports[name] for name in EXCEPTIONS), "what imports none goes"

@@ -30,14 +30,12 @@ def parameters(function):
 
 def methods(kind):
     """Public functions of a class, its own and those of private classes before it."""
-    public = [
-        getattr(package, name) for package in PACKAGES for name in package.__all__
-    ]
-    found = {}
+    public = [getattr(x, name) for x in PACKAGES for name in x.__all__]
+    members = {}
     for owner in reversed(kind.__mro__):
         if owner is kind or not any(owner is one for one in public):
-            found |= vars(owner)
-    for name, member in sorted(found.items()):
+            members |= vars(owner)
+    for name, member in sorted(members.items()):
         function = getattr(member, "__func__", member)  # of a class or static method
         is_public = name == "__call__" or not name.startswith("_")
         module = getattr(function, "__module__", None) or ""

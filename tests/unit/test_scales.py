@@ -192,12 +192,6 @@ def test_the_share_of_scales_is_public_and_none_where_none_would_show():
     assert 0.05 < _scales.scales_share(3_000, 50, 3.0, least=0.05) <= 0.35
 
 
-def test_held_cells_are_finite():
-    standard = _scales.Standard.of_ranges(np.array([0.0]), np.array([10.0]))
-    cells = np.array([[np.nan], [np.inf], [-np.inf], [3.0]])
-    np.testing.assert_array_equal(standard.clipped(cells)[:, 0], [5.0, 10.0, 0.0, 3.0])
-
-
 def test_noise_is_added_to_what_float32_counts_with_the_stddev_that_is_asked():
     # One record more moved the float of the next even number by two.
     counts = np.array([2.0**24, 2.0**24 + 1, 2.0**24 + 2])

@@ -47,8 +47,9 @@ def dealt(rows, names=("records",), axis="records"):
 
 
 @pytest.mark.parametrize("use", USERS.values(), ids=USERS)
-def test_a_mesh_of_one_device(use):
-    np.testing.assert_allclose(use(dealt(ROWS), ("records",)), [2 / 3, 1.0])
+def test_means_over_a_mesh_of_one_device_are_those_without_a_mesh(use):
+    for name in (("records",), "records", None):
+        np.testing.assert_allclose(use(dealt(ROWS), name), [2 / 3, 1.0])
     # Nothing of a mesh is asked of arrays that are on none.
     np.testing.assert_allclose(use(ROWS, None), [2 / 3, 1.0])
     for bad in (3, "", (), ("a", "a"), ["records"], "elsewhere"):
@@ -56,9 +57,7 @@ def test_a_mesh_of_one_device(use):
             use(dealt(ROWS), bad)
 
 
-def test_names_of_axes():
-    for name in (None, "records"):
-        np.testing.assert_allclose(MEAN(dealt(ROWS), axis_name=name), [2 / 3, 1.0])
+def test_rows_over_different_axes_need_the_names_of_their_axes():
     batch = {axis: dealt(ROWS, ("a", "b"), axis) for axis in ("a", "b")}
     with pytest.raises(ValueError, match="axis_name must be given"):
         Clipping(1.0)(batch)

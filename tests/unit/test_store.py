@@ -1,5 +1,7 @@
 """The states of a run in a folder: written whole, one run's, and one at a time."""
 
+from unittest import mock
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -14,32 +16,27 @@ ARRAYS = {
 }
 
 
-def test_arrays_of_any_type_come_back(tmp_path):
-    with opened(tmp_path / "kept", RUN) as store:
+def test_arrays_of_any_type_are_loaded_as_they_were_saved(tmp_path):
+    folder = tmp_path / "states"
+    with opened(folder, RUN) as store:
         store.claim()
         assert (store.step, store.latest()) == (0, {})
         store.save(3, ARRAYS)
-    with opened(tmp_path / "kept", RUN) as store:
+    with opened(folder, RUN) as store:
         store.claim()
-        found = store.latest()
-    assert list(found) == list(ARRAYS)
+        loaded = store.latest()
+    assert list(loaded) == list(ARRAYS)
     for name, array in ARRAYS.items():
-        assert found[name].dtype == array.dtype
-        np.testing.assert_array_equal(found[name], array)
+        assert loaded[name].dtype == array.dtype
+        np.testing.assert_array_equal(loaded[name], array)
 
 
 @pytest.mark.parametrize("name", ["_files.write_whole", "_store.sync"])
-def test_a_state_that_was_not_finished_is_none(name, tmp_path, monkeypatch):
-    class KilledError(Exception):
-        pass
-
-    def killed(*_, **__):
-        raise KilledError
-
+def test_a_state_that_was_not_finished_is_not_loaded(name, tmp_path, monkeypatch):
     with opened(tmp_path, RUN) as store:
         store.save(1, ARRAYS)
-        monkeypatch.setattr(f"dpjax.{name}", killed)
-        with pytest.raises(KilledError):
+        monkeypatch.setattr(f"dpjax.{name}", mock.Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
             store.save(2, ARRAYS)
         monkeypatch.undo()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["1", "2.part"]
@@ -49,7 +46,7 @@ def test_a_state_that_was_not_finished_is_none(name, tmp_path, monkeypatch):
         assert [path.name for path in tmp_path.iterdir()] == ["2"]
 
 
-def test_what_is_no_state_stays(tmp_path):
+def test_files_that_are_no_states_are_never_removed(tmp_path):
     for name in ("1", "1.part", "notes"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "thesis.tex").write_text("years of work")

@@ -1,6 +1,6 @@
 """Lower bounds on epsilon: right as often as they say, near the truth, for any release.
 
-Randomised response, Laplace and Gaussian noise have a known epsilon. A bound at
+Randomized response, Laplace and Gaussian noise have a known epsilon. A bound at
 confidence c may pass it in a share 1 - c of all keys; what more than that is allowed in
 a test happens by chance once in a million.
 """
@@ -41,10 +41,6 @@ def gaussian(key, value):
     return value + jax.random.normal(key, value.shape)
 
 
-def bernoulli(key, probability):
-    return jax.random.bernoulli(key, probability)
-
-
 RESPONSE = randomized_response(1.0)
 BITS = jnp.array(False), jnp.array(True)
 NUMBERS = jnp.zeros(()), jnp.ones(())
@@ -59,15 +55,16 @@ KNOWN = {
 
 
 @pytest.mark.parametrize("significance", [0.025, 5e-7])
-def test_the_ends_of_intervals_have_the_tails_that_define_them(significance):
+def test_clopper_pearson_intervals_have_tails_of_their_significance(
+    significance,
+):
     for total in (1, 10, 10_000):
         counts = np.unique([0, 1, total // 3, total - 1, total])
         low, high = clopper_pearson(counts, total, significance)
         assert (low[0], high[-1]) == (0, 1)
-        tails = scipy.stats.binom.sf(counts[1:] - 1, total, low[1:])
-        np.testing.assert_allclose(tails, significance, rtol=1e-6)
-        tails = scipy.stats.binom.cdf(counts[:-1], total, high[:-1])
-        np.testing.assert_allclose(tails, significance, rtol=1e-6)
+        above = scipy.stats.binom.sf(counts[1:] - 1, total, low[1:])
+        below = scipy.stats.binom.cdf(counts[:-1], total, high[:-1])
+        np.testing.assert_allclose([above, below], significance, rtol=1e-6)
 
 
 EACH = [(epsilon_lower_bound, name) for name in KNOWN]
@@ -75,26 +72,25 @@ EACH.append((gaussian_lower_bound, "gaussian"))
 
 
 def check_over_many_keys(bound, name, num_keys, key):
-    confidence = 0.8
     release, data, neighbor, delta, truth = KNOWN[name]
-    options = {"delta": delta, "num_releases": 1000, "confidence": confidence}
+    options = {"delta": delta, "num_releases": 1000, "confidence": 0.8}
     bounds = [
         bound(release, data, neighbor, key=each, **options).epsilon
         for each in jax.random.split(key, num_keys)
     ]
-    most = scipy.stats.binom.isf(FALSE_ALARM, num_keys, 1 - confidence)
+    most = scipy.stats.binom.isf(FALSE_ALARM, num_keys, 0.2)
     assert np.sum(np.array(bounds) > truth) <= most
 
 
 @pytest.mark.parametrize(("bound", "name"), EACH[::4])
-def test_valid_over_many_keys(bound, name, key):
+def test_bounds_pass_epsilon_as_rarely_as_their_confidence_says(bound, name, key):
     check_over_many_keys(bound, name, 50, key)
 
 
 @pytest.mark.parametrize(
     ("name", "share"), [("response", 0.9), ("laplace", 0.88), ("gaussian", 0.75)]
 )
-def test_tight(name, share, key):
+def test_a_bound_is_near_the_true_epsilon(name, share, key):
     release, data, neighbor, delta, truth = KNOWN[name]
     audit = epsilon_lower_bound(release, data, neighbor, key=key, delta=delta)
     assert share * truth <= audit.epsilon <= truth
@@ -114,12 +110,13 @@ def test_gaussian_bound_is_tight(key):
 
 
 @pytest.mark.parametrize(("p", "q"), [(0.02, 0.3), (0.7, 0.98)])
-def test_both_directions_and_their_mirrors(p, q, key):
-    audit = epsilon_lower_bound(bernoulli, p, q, key=key, statistic=lambda bit: bit)
+def test_a_bound_is_near_the_log_ratio_of_rare_and_of_likely_events(p, q, key):
+    options = {"key": key, "statistic": jnp.asarray}
+    audit = epsilon_lower_bound(jax.random.bernoulli, p, q, **options)
     assert 0.85 * math.log(15) <= audit.epsilon <= math.log(15)
 
 
-def test_delta_is_taken_off(key):
+def test_a_bound_leaves_out_events_of_probability_delta(key):
     def release(key, bit):  # tells the bit once in fifty times, else nothing
         return jnp.where(jax.random.bernoulli(key, 0.02), jnp.where(bit, 1, -1), 0)
 
@@ -172,7 +169,7 @@ def test_statistics_are_learnt_for_any_release(release, key):
     check_learnt(release, key)
 
 
-def test_same_for_the_same_key_in_batches_of_any_size_and_on_the_host(key, monkeypatch):
+def test_audits_with_one_key_agree_in_any_batch_size_and_on_the_host(key, monkeypatch):
     def on_host(key, value):
         assert not isinstance(value, jax.core.Tracer)
         return np.asarray(laplace(key, value))
@@ -190,7 +187,7 @@ def test_same_for_the_same_key_in_batches_of_any_size_and_on_the_host(key, monke
     assert other.threshold != first.threshold
 
 
-def test_traced_once_and_data_not_copied(key, monkeypatch):
+def test_a_release_is_traced_once_and_data_are_not_copied(key, monkeypatch):
     shapes = []
 
     def release(key, rows):
@@ -218,12 +215,8 @@ def test_a_key_that_is_used_twice_is_caught(key):
 
 
 def bits_of(size):
-    bits = jnp.zeros(size, bool), jnp.ones(size, bool)
-    return {**dict(zip(("data", "neighbor"), bits, strict=True)), "statistic": same}
-
-
-def same(released):
-    return released
+    bits = {"data": jnp.zeros(size, bool), "neighbor": jnp.ones(size, bool)}
+    return bits | {"statistic": jnp.asarray}
 
 
 @pytest.mark.parametrize("delta", [0.0, 1e-6])  # delta m is far below 1/20
@@ -236,10 +229,10 @@ def test_one_run_is_tight_where_records_are_released_alone(delta, key):
 
 
 def test_one_run_is_valid_over_many_keys(key):
-    num_keys, options = 50, {**bits_of(100), "confidence": 0.8}
+    options = {**bits_of(100), "confidence": 0.8}
     audits = [one_run(RESPONSE, key=x, **options) for x in jax.random.split(key, 50)]
     num_failed = sum(audit.epsilon > 1.0 for audit in audits)
-    assert num_failed <= scipy.stats.binom.isf(FALSE_ALARM, num_keys, 0.2)
+    assert num_failed <= scipy.stats.binom.isf(FALSE_ALARM, 50, 0.2)
 
 
 def test_one_run_counts_records_that_differ(key):
@@ -252,16 +245,16 @@ def test_one_run_counts_records_that_differ(key):
         assert records["y"].shape == (size,)
         return records["x"].sum(axis=1) + 0.1 * jax.random.normal(key, size)
 
-    audit = one_run(release, data, neighbor, key=key, statistic=same)
+    audit = one_run(release, data, neighbor, key=key, statistic=jnp.asarray)
     assert audit.num_canaries == size // 2
     assert audit.num_guesses == audit.num_correct > 0
     assert audit.epsilon > 4
 
 
-def test_one_run_without_its_extra(key, monkeypatch):
+def test_one_run_names_the_extra_that_it_needs(key, monkeypatch):
     monkeypatch.setitem(sys.modules, "jax_privacy", None)
     with pytest.raises(ImportError, match=r'pip install "dpjax\[audit\]"'):
-        one_run(RESPONSE, *BITS, key=key, statistic=same)
+        one_run(RESPONSE, *BITS, key=key, statistic=jnp.asarray)
 
 
 def test_one_run_needs_one_number_for_each_record(key):

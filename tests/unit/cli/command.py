@@ -13,18 +13,6 @@ from typer.testing import CliRunner
 from dpjax.tables.cli._app import app
 from dpjax.tables.cli._outputs import files
 
-ROOMS = """
-[columns.rooms]
-center = 4
-scale = 2
-
-[columns.town]
-categories = ["Ghent", "Lier"]
-
-[target]
-"""
-NUMBER = "center = 300\nscale = 100\n"
-
 
 def invoke(*arguments):
     return CliRunner().invoke(app, [*map(str, arguments)])
@@ -57,14 +45,8 @@ def refused(result, *parts):
 
 def tree(folder):
     """Returns the content of every file in a folder, and where links lead to."""
-    return {
-        path: os.readlink(path)
-        if path.is_symlink()
-        else path.read_bytes()
-        if path.is_file()
-        else None
-        for path in folder.rglob("*")
-    }
+    files = {path: path.is_file() and path.read_bytes() for path in folder.rglob("*")}
+    return files | {path: os.readlink(path) for path in files if path.is_symlink()}
 
 
 def write_table(columns):
@@ -73,7 +55,7 @@ def write_table(columns):
     Path("data.csv").write_text("".join(",".join(row) + "\n" for row in rows))
 
 
-def model_content(model):
+def model_file(model):
     """Returns the content of a model's file, as the command writes it."""
     return files(model, {})["model.npz"]
 
@@ -102,13 +84,8 @@ run = functools.partial(invoke, "train")
 
 def options(**changes):
     """The arguments of a good run on data.csv, some changed or, if None, left out."""
-    given = {
-        "schema": "number.toml",
-        "target": "price",
-        "loss": "squared",
-        "epsilon": 1,
-        "output": "out",
-    } | changes
+    given = {"schema": "number.toml", "target": "price", "loss": "squared"}
+    given |= {"epsilon": 1, "output": "out"} | changes
     pairs = {k.replace("_", "-"): v for k, v in given.items() if v is not None}
     return [text for k, v in pairs.items() for text in (f"--{k}", v)]
 

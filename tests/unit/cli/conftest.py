@@ -3,8 +3,10 @@
 import numpy as np
 import pytest
 
-from tests.unit.cli.command import NUMBER, ROOMS
-
+ROOMS = """\
+columns.rooms = {center = 4, scale = 2}
+columns.town = {categories = ["Ghent", "Lier"]}
+target = """
 SCHEMA = """\
 columns.x = {center = 0, scale = 1}
 target = {column = "y", center = 0, scale = 1}
@@ -28,8 +30,14 @@ def folder(here):
 
 
 @pytest.fixture
-def rooms(here):
-    """A working directory with 40 records of rooms and prices, and their schemas."""
+def rooms(here, monkeypatch):
+    """A working directory with 40 records of rooms and prices, and their schemas.
+
+    The only data sets are these, one of a single record, and those of the package.
+    """
+    monkeypatch.delenv("DPJAX_DATA", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(here / "cache"))
+    (here / "one.csv").write_text("rooms,town,price\n1,2,3\n")
     rng = np.random.default_rng(0)
     rooms = rng.integers(1, 8, 40)
     towns = rng.choice(["Ghent", "Lier", "Mons"], 40)
@@ -38,6 +46,6 @@ def rooms(here):
     lines = [f'{r},"{t}",{p:.1f},{"yes" if p > 300 else "no"}' for r, t, p in rows]
     text = "\n".join(["rooms,town,price,sold", *lines]) + "\n"
     (here / "data.csv").write_text(text)
-    (here / "number.toml").write_text(ROOMS + NUMBER)
-    (here / "class.toml").write_text(f'{ROOMS}positive = "yes"\n')
+    (here / "number.toml").write_text(f"{ROOMS}{{center = 300, scale = 100}}")
+    (here / "class.toml").write_text(f'{ROOMS}{{positive = "yes"}}')
     return here

@@ -33,7 +33,7 @@ PRICE = '{column = "price", center = 1000, scale = 500}'
 
 
 def schema(target=PRICE, **columns):
-    lines = [f"columns.{name} = {said}\n" for name, said in columns.items()]
+    lines = [f"columns.{name} = {section}\n" for name, section in columns.items()]
     return "".join(lines) + f"target = {target}\n"
 
 
@@ -52,65 +52,58 @@ def train(*options, loss="squared"):
 NO_NUMBER = "column 'income': 0 of 200 cells hold a number."
 TEMPLATE = "{center = 0.0, scale = 1.0}"
 WRONG = {
-    "a template that was left as it is": (
-        schema(TEMPLATE.replace("{", '{column = "price", '), age=TEMPLATE),
-        "squared",
-        "column 'age': 200 of 200 cells lie beyond five scales of the center: the "
-        "schema says center 0 and scale 1, as in the template. Say a usual value",
-    ),
-    "a column without a value": (schema(income=GOOD["income"]), "squared", NO_NUMBER),
-    "amounts with a currency": (
-        schema(age=GOOD["age"]),
-        "squared",
-        "target 'price': 0 of 200 cells hold a number; most are like $1200 (try "
-        "--currency '$').",
-    ),
-    "another label": (
-        schema('{column = "smoker", positive = "yes"}', age=GOOD["age"]),
-        "logistic",
-        "target 'smoker': 0 of 200 cells are the schema's positive, 'yes'; it must be "
-        "written as in the file.",
-    ),
-    "other categories": (
-        schema(town='{categories = ["Mons", "Gand"]}'),
-        "squared",
-        "column 'town': 0 of 200 cells match one of the schema's categories ('Mons', "
-        "'Gand'), others are such as 'Ghent'; categories must be written as",
-    ),
+    "template": schema(TEMPLATE.replace("{", '{column = "price", '), age=TEMPLATE),
+    "no value": schema(income=GOOD["income"]),
+    "currency": schema(age=GOOD["age"]),
+    "labels": schema('{column = "smoker", positive = "yes"}', age=GOOD["age"]),
+    "categories": schema(town='{categories = ["Mons", "Gand"]}'),
+}
+MESSAGES = {
+    "template": "column 'age': 200 of 200 cells lie beyond five scales of the center: "
+    "the schema says center 0 and scale 1, as in the template. Say a usual value",
+    "no value": NO_NUMBER,
+    "currency": "target 'price': 0 of 200 cells hold a number; most are like $1200 "
+    "(try --currency '$').",
+    "labels": "target 'smoker': 0 of 200 cells are the schema's positive, 'yes'; it "
+    "must be written as in the file.",
+    "categories": "column 'town': 0 of 200 cells match one of the schema's categories "
+    "('Mons', 'Gand'), others are such as 'Ghent'; categories must be written as",
 }
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_wholly_wrong_input_is_named_and_strict_stops(folder, name, monkeypatch):
-    text, loss, message = WRONG[name]
-    (folder / "schema.toml").write_text(text)
+def test_cells_of_which_none_can_be_used_are_named_and_strict_stops(
+    folder, name, monkeypatch
+):
+    loss = "logistic" if name == "labels" else "squared"
+    (folder / "schema.toml").write_text(WRONG[name])
     before = sorted(folder.rglob("*"))
-    code, shown, said = train("--strict", loss=loss)
+    code, shown, warning = train("--strict", loss=loss)
     assert (code, shown) == (2, "")
-    assert "For the curator's eyes only, outside the guarantee" in said
-    assert message in said
-    assert "--strict stopped the run before training: nothing was spent" in said
+    assert "For the curator's eyes only, outside the guarantee" in warning
+    assert MESSAGES[name] in warning
+    assert "--strict stopped the run before training: nothing was spent" in warning
     assert sorted(folder.rglob("*")) == before
     # Without it the run goes on: a refusal would depend on private values.
     begins = mock.Mock(side_effect=ValueError("it began."))
     monkeypatch.setattr("dpjax.tables.cli._train.train_private", begins)
-    _, _, said = train(loss=loss)
-    assert message in said
-    assert said.endswith("Error: it began.")
+    _, _, warning = train(loss=loss)
+    assert MESSAGES[name] in warning
+    assert warning.endswith("Error: it began.")
 
 
 def test_good_columns_are_not_named(folder):
     good = {name: GOOD[name] for name in ("age", "town", "flag")}
     target = '{column = "smoker", positive = true}'
     (folder / "schema.toml").write_text(schema(target, **good))
-    code, shown, said = invoke(*CHECK)
-    assert (code, said) == (0, "")
+    code, shown, warning = invoke(*CHECK)
+    assert (code, warning) == (0, "")
     assert "NOT PRIVATE: for the eyes of the data's owner." in shown
     assert "Nearly every column can be used." in shown
     assert "Labels of smoker: '1' 50.0%, '0' 50.0%. 'true' counts as +1." in shown
 
 
-def test_missing_targets_have_no_weight_and_are_told(folder):
+def test_records_of_missing_targets_have_no_weight_and_are_reported(folder):
     rng = np.random.default_rng(0)
     prices = np.where(rng.random(3_000) < 0.4, "", rng.normal(2_730, 9, 3_000))
     write_table({"age": [f"{50 + i % 9}" for i in range(3_000)], "price": prices})

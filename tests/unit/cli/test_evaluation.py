@@ -47,7 +47,7 @@ def many(kind, n=4000):
 
 
 @pytest.mark.parametrize("kind", [PRICE, SOLD])
-def test_intervals_cover_what_they_are_of(kind):
+def test_intervals_cover_the_scores_of_all_records(kind):
     data, missed = many(kind), 0
     x, y = data.test_features[:, 0].astype(float), data.test_targets
     if kind is PRICE:
@@ -55,8 +55,8 @@ def test_intervals_cover_what_they_are_of(kind):
     else:
         truths = [np.mean((x > 0) == (y > 0)), roc_auc_score(y > 0, x)]
     for key in range(10):
-        _, found = evaluation(data, kind, key=key)
-        for measure, truth in zip(found.scores.measures, truths, strict=False):
+        _, scored = evaluation(data, kind, key=key)
+        for measure, truth in zip(scored.scores.measures, truths, strict=False):
             value, low, high = measure.model
             assert low <= value <= high
             assert high - low < 0.25 * truth
@@ -66,7 +66,7 @@ def test_intervals_cover_what_they_are_of(kind):
     assert missed <= 4
 
 
-def test_what_it_costs(monkeypatch):
+def test_an_evaluation_costs_what_is_asked(monkeypatch):
     multipliers = []
 
     def scores(*_, noise_multiplier, **__):

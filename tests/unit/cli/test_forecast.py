@@ -13,7 +13,6 @@ from dpjax.tables.cli._schema import Schema, read_schema
 from dpjax.tables.cli._settings import ForecastSettings
 from tests.unit.cli.command import done, invoke, refusals
 
-NOTHING = PrivacyGuarantee.non_private()
 SCHEMA = """\
 columns.x = {center = 40, scale = 10, limit = 3}
 columns.job = {categories = ["cook", "smith"]}
@@ -46,7 +45,7 @@ def law(maker, epsilon, rows=None):
     return (9 / rows + (40 / (rows * epsilon)) ** 2) ** 0.5
 
 
-def test_the_page_and_its_files(folder, monkeypatch):
+def test_a_plan_is_printed_and_written_with_its_attacks(folder, monkeypatch):
     monkeypatch.setattr(_Made, "width", law)
     options = ("--seed", 3, "--width", 0.1, "--output", "out")
     shown = done(plan(*options, epsilon="50,20"))
@@ -83,7 +82,8 @@ def made(folder, rows=600, **options):
 @pytest.mark.parametrize("start", [np.inf, 0.4, 0.2])
 def test_a_search_for_records_ends(folder, monkeypatch, start):
     def least():
-        first, ideal = (Outcome(NOTHING, 0, 0, width) for width in (start, 0.4))
+        none = PrivacyGuarantee.non_private()
+        first, ideal = (Outcome(none, 0, 0, width) for width in (start, 0.4))
         return made(folder).least_rows(1.0, 0.3, first, ideal)
 
     # No interval below 5,000 records, and a square root beyond.
@@ -125,7 +125,7 @@ def test_made_records_are_as_declared(loss):
         assert np.mean(rare.targets > 0) == pytest.approx(0.04, abs=0.006)
 
 
-test_what_is_wrong_is_told = refusals(
+test_bad_plans_are_refused = refusals(
     """
 --rows 0 => --rows must be 2 or more, got 0
 --rows many => must be a whole number, got 'many'

@@ -6,7 +6,6 @@ import re
 import tomllib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -127,7 +126,7 @@ def test_runs_add_up_until_one_is_refused(folder):
     charge_one(gaussian(500.0))
 
 
-def test_what_was_paid_is_not_paid_again(folder):
+def test_a_run_that_was_paid_is_not_paid_again(folder):
     first = charge_one(gaussian())
     assert charge_one(gaussian(), paid=first) == first
     assert charge_one(gaussian(), paid="unknown") != first
@@ -144,7 +143,7 @@ def test_runs_at_once_lose_no_entry(folder):
 
 def table(n=50):
     """A table whose every cell raises where it is read."""
-    columns: dict[str, Any] = dict.fromkeys("aby", np.full(n, object(), object))
+    columns = dict.fromkeys("aby", np.full(n, object(), object))
     kinds = {"a": None, "b": Categorical(("u", "v"))}
     return Table("t", columns, Schema(kinds, None), "y", np.zeros(n, bool))
 
@@ -166,16 +165,16 @@ def test_a_run_spends_before_it_starts_and_once(folder, monkeypatch):
         train_private(*arguments, run_folder=run_folder, **options)
         raise KeyboardInterrupt
 
-    kept = ["--model", "linear", "--holdout", 0.3, "--checkpoint", "kept"]
+    options = ["--model", "linear", "--holdout", 0.3, "--checkpoint", "kept"]
     with monkeypatch.context() as patch:
         patch.setattr("dpjax.tables.cli._train.train_private", killed)
-        train(*kept)
+        train(*options)
     assert not (folder / "out").exists()
     (paid,) = entries()
     # The same run goes on, and has been paid; one of other options cannot go on.
-    assert train(*kept[2:]).exit_code == 2
+    assert train(*options[2:]).exit_code == 2
     assert entries() == [paid]
-    done(train(*kept))
+    done(train(*options))
     assert entries() == [paid]
     assert not (folder / "kept").exists()
     assert [part.split(",")[0] for part in paid["parts"]] == ["training", "evaluation"]
@@ -212,12 +211,12 @@ def test_a_run_beyond_the_limit_is_refused_before_anything(folder, monkeypatch):
 
 @pytest.mark.parametrize("options", [[], ["--model", "linear"]])
 def test_a_folder_of_another_run_is_refused_before_it_is_paid(folder, options):
-    kept = RunFolder(folder / "kept")
+    run_folder = RunFolder(folder / "kept")
     (folder / "kept" / "states" / "0").mkdir(parents=True)
     if options:
-        kept.keep_paid("abc", "of another command")
-    said = "--checkpoint must be a folder of the same command"
-    refused(train(*options, "--checkpoint", "kept"), said)
+        run_folder.keep_paid("abc", "of another command")
+    message = "--checkpoint must be a folder of the same command"
+    refused(train(*options, "--checkpoint", "kept"), message)
     assert entries() == []
 
 
@@ -229,7 +228,8 @@ order = 60
 delta = 1e-5
 epsilon = 1 #
 """
-RUN = """id = 'a'
+FULL = f"""{HEAD}[[runs]]
+id = 'a'
 at = 2026-01-01
 method = 'm'
 parts = ['p']
@@ -245,17 +245,14 @@ delta = 0
         ("[", LEDGER),
         ("format = 2", "its format is 2, not 1"),
         ("format = 1", LEDGER),
-        (HEAD.replace("REPLACE_ONE", "X"), LEDGER),
-        (f"{HEAD}[[runs]]\n{RUN.replace('7', '-3')}", "must be non-negative"),
+        (FULL.replace("7", "-3"), "must be non-negative"),
         *(
-            (HEAD.replace("1 #", f"{value} #"), LEDGER)
-            for value in ("'1'", "true", "9" * 400, "[" * 9_999, "nan")
-        ),
-        *(
-            (f"{HEAD}[[runs]]\n{RUN.replace(old, new)}", LEDGER)
+            (FULL.replace(old, new), LEDGER)
             for old, new in (
-                *(("7", wrong) for wrong in ("'7'", "true", "9" * 400, "inf")),
+                *(("1 #", x) for x in ("'1'", "true", "9" * 400, "[" * 9_999, "nan")),
+                *(("7", x) for x in ("'7'", "true", "9" * 400, "inf")),
                 *(("2026-01-01", "'2026-01-01'"), ("['p']", "'p'"), ("'m'", "3")),
+                ("REPLACE_ONE", "X"),
             )
         ),
         (f"{HEAD}[table]\nname = 'd'\nrecords = '4'\ncolumns = ['x']", LEDGER),
@@ -263,7 +260,7 @@ delta = 0
         (f"runs = 3\n{HEAD}", LEDGER),
     ],
 )
-def test_what_is_no_ledger_is_refused(folder, text, message):
+def test_files_that_are_no_ledgers_are_refused(folder, text, message):
     (folder / "t.toml").unlink()
     if text is not None:
         (folder / "t.toml").write_text(text)
@@ -271,7 +268,7 @@ def test_what_is_no_ledger_is_refused(folder, text, message):
     assert not (folder / "out").exists()
 
 
-test_wrong_ledgers_are_not_opened = refusals(
+test_bad_ledgers_are_refused = refusals(
     """
 ledger open t.toml --epsilon 1 --delta 0.1 => LEDGER must be a new
 ledger open new.toml --epsilon 1 => Missing option '--delta'

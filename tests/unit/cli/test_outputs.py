@@ -75,7 +75,9 @@ NO_OUTPUT = "--output must be a folder that can be written to, or made"
         ("", "data.csv/out", "kept", NO_OUTPUT),
     ],
 )
-def test_paths_that_are_refused(words, output, checkpoint, message, unread):
+def test_bad_folders_are_refused_and_nothing_is_written(
+    words, output, checkpoint, message, unread
+):
     arrange(words)
     before = tree(unread)
     checkpoint = checkpoint() if callable(checkpoint) else checkpoint
@@ -86,7 +88,7 @@ def test_paths_that_are_refused(words, output, checkpoint, message, unread):
 
 @pytest.mark.parametrize("how", ["itself", "link", "hard link"])
 @pytest.mark.parametrize("name", RELEASED)
-def test_what_is_read_is_not_written_over(name, how, unread):
+def test_no_file_that_is_read_is_written_over(name, how, unread):
     (unread / "out").mkdir()
     data, there = unread / "out" / name, unread / "mine"
     if how == "itself":
@@ -102,7 +104,7 @@ def test_what_is_read_is_not_written_over(name, how, unread):
     assert tree(unread) == before
 
 
-def test_what_is_read_is_not_removed(unread):
+def test_no_file_that_is_read_is_removed(unread):
     arrange("kept/ kept/paid.npz")
     data, before = unread / "kept" / "paid.npz", tree(unread)
     rule = f"--checkpoint must be a folder without DATA {data}, since it is removed"
@@ -166,20 +168,20 @@ def test_a_signal_waits_until_the_key_is_gone(when, number, folder, monkeypatch)
 
 @pytest.mark.parametrize("error", [ValueError("odd"), KeyboardInterrupt()])
 def test_no_key_is_left_without_a_state(error, folder, monkeypatch):
-    kept = []
+    files = []
 
     def fail(*_, **__):
-        kept.append(os.listdir("kept"))
+        files.append(os.listdir("kept"))
         raise error
 
     monkeypatch.setattr("dpjax.tables.cli._train.train_private", fail)
     assert train("out", "kept").exit_code != 0
-    assert kept == [["key.npz"]]
+    assert files == [["key.npz"]]
     assert not (folder / "kept").exists()
     assert not (folder / "out").exists()
 
 
-def test_what_came_into_the_folder_stays(folder, monkeypatch):
+def test_files_that_came_into_the_checkpoint_are_not_removed(folder, monkeypatch):
     write = _files.write_together
 
     def write_beside(*arguments, **options):
@@ -191,7 +193,7 @@ def test_what_came_into_the_folder_stays(folder, monkeypatch):
     assert os.listdir("kept") == ["thesis.tex"]
 
 
-def test_who_must_remove_the_key_is_told(folder, monkeypatch):
+def test_a_key_that_cannot_be_removed_is_reported(folder, monkeypatch):
     busy = SimpleNamespace(rmtree=fails(OSError("busy")))
     monkeypatch.setattr("dpjax.tables.cli._release.shutil", busy)
     refused(train("out", "kept"), "--checkpoint", "could not be removed (busy)")

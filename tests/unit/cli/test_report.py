@@ -17,7 +17,7 @@ from dpjax import load_model
 from dpjax.accounting import PrivacyGuarantee, Sample, Sampling, noise_multiplier
 from dpjax.datasets import Categorical, Numeric
 from dpjax.tables.cli._report import _with_event, group_budget
-from tests.unit.cli.command import done, invoke, model_content, refused, tree
+from tests.unit.cli.command import done, invoke, model_file, refused, tree
 
 BAD = '<script>x</script>|`*_"[a](http://b.c)\x1b[2J\n# h\u202e\ud800 {claim} www.d.e'
 SHOWN = BAD.replace("\x1b", "\\x1b").replace("\n", "\\n")
@@ -44,11 +44,7 @@ RUNS = {  # a command, and what is said of its run
     ),
     "labels": (
         f"train {GIVEN} labels.toml --loss logistic --holdout .4",
-        *(
-            "share with the label",
-            "predicted probability",
-            "accuracy: the share of records",
-        ),
+        *("share with the label", "predicted probability", "accuracy: the share of r"),
     ),
     "ranges": (
         f"train {GIVEN} open.toml --loss squared --private-ranges .5",
@@ -131,9 +127,9 @@ def report(*arguments):
     """Returns a report, with its pictures within it."""
     result = done(invoke("report", *arguments))
     path = Path(result.stdout.removeprefix("wrote ").strip())
-    found = path.read_bytes().decode()
-    assert "data:image/" in found
-    return found
+    page = path.read_bytes().decode()
+    assert "data:image/" in page
+    return page
 
 
 @pytest.mark.parametrize(
@@ -154,13 +150,13 @@ def test_attacks_on_units_and_samples_are_of_gaussian_noise(size, share, num_ste
         content["sample"] = {"budget_of_sample": of_sample, **numbers}
     claimed = PrivacyGuarantee.of(*asked, dp_event=UnsupportedDpEvent())
     rates = np.array([1e-3, 0.01, 0.1])
-    found = _with_event(content, claimed).tradeoff(rates)
+    reported = _with_event(content, claimed).tradeoff(rates)
     # With probability `share` the record is in the sample: Dong, Roth, Su, section 4.
     mu = size * num_steps**0.5 / multiplier
     exact = share * norm.cdf(norm.ppf(rates) + mu) + (1 - share) * rates
-    np.testing.assert_allclose(found, exact, rtol=1e-4)
-    assert np.all(found >= exact)
-    assert np.all(found < 0.99 * claimed.tradeoff(rates))
+    np.testing.assert_allclose(reported, exact, rtol=1e-4)
+    assert np.all(reported >= exact)
+    assert np.all(reported < 0.99 * claimed.tradeoff(rates))
 
 
 @pytest.mark.quick(1)
@@ -175,7 +171,7 @@ def test_each_run_is_reported(out, name):
     assert not re.search(r"[{}]|None|\bnan\b|not in the ledger", text)
 
 
-def test_warnings(out):
+def test_a_report_warns_of_public_data_a_seed_and_a_foreign_ledger(out):
     path = out() / "report.json"
     content = json.loads(path.read_text())
     content |= {"is_public": True, "comparison": [{"a_risk": 1.5}]}
@@ -194,10 +190,10 @@ def test_warnings(out):
 
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("kind", ["described", "linear"])
-def test_a_strangers_text_is_text(out, kind):
+def test_text_of_strangers_is_escaped(out, kind):
     path = out(kind)
-    said = path / ("report.json" if kind == "linear" else "description.json")
-    content = json.loads(said.read_text())
+    record = path / ("report.json" if kind == "linear" else "description.json")
+    content = json.loads(record.read_text())
     content["data"] = content["privacy"]["description"] = BAD
     if kind == "linear":
         model = load_model(path)
@@ -208,14 +204,14 @@ def test_a_strangers_text_is_text(out, kind):
             **{"columns": columns, "target_unit": BAD},
             privacy=dataclasses.replace(model.privacy, description=BAD),
         )
-        (path / "model.npz").write_bytes(model_content(model))
+        (path / "model.npz").write_bytes(model_file(model))
         content |= {"method": BAD, "loss": BAD, "feature_names": [*model.feature_names]}
         content["stats"] = {BAD: BAD, "list": [BAD]}
         measures = content["evaluation"]["measures"]
         measures[f"claim {BAD}"] = next(iter(measures.values()))
     for row in content.get("rows", []):
         row["of"] = row["of"] and BAD
-    said.write_text(json.dumps(content))
+    record.write_text(json.dumps(content))
     text = texts_of(report(path))
     # Neither control characters nor halves of characters.
     assert SHOWN in text
@@ -245,7 +241,7 @@ OTHER = "RUN must be what dpjax train or describe has written, got 'linear/repor
         (["t.html", "--output", "t.html"], None, "--output must be another file th"),
     ],
 )
-def test_what_it_refuses(out, arguments, arrange, message):
+def test_files_of_no_run_are_refused(out, arguments, arrange, message):
     out()
     Path("t.html").write_text("{}")
     if arrange:

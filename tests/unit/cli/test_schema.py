@@ -10,30 +10,32 @@ from dpjax.datasets import Categorical, Numeric
 from dpjax.tables.cli import _curator
 from dpjax.tables.cli._curator import Guess, guess_name, schema_text
 from dpjax.tables.cli._schema import BoundedColumn, Schema, read_schema
-from tests.unit.cli.command import done, invoke, refused
+from tests.unit.cli.command import done, invoke, refused, words_of
 
 ODD_NAMES = ["age", "a b", 'quo"te', "dot.ted", "tab\t\x7f", "é", "", "back\\slash"]
 
 
-def write(tmp_path, text):
-    path = tmp_path / "schema.toml"
-    path.write_text(text, encoding="utf-8")
-    return path
+@pytest.fixture
+def read(tmp_path):
+    """Reads a text as a schema."""
+
+    def read(text, **options):
+        (tmp_path / "text.toml").write_text(text, encoding="utf-8")
+        return read_schema(tmp_path / "text.toml", **options)
+
+    return read
 
 
-def test_reads_numbers_and_categories(tmp_path):
+def test_a_schema_has_numbers_and_categories(read):
     # An editor may have put a byte order mark before it.
-    path = write(
-        tmp_path,
-        """\ufeff
+    text = """\ufeff
         quoted = false
         columns.a = {center = 1, scale = 2.5}
         columns.b = {categories = ["x", 3, true]}
         target = {center = 0, scale = 10}
-        """,
-    )
+    """
     kinds = {"a": Numeric(1, 2.5), "b": Categorical(("x", "3", "true"))}
-    assert read_schema(path, link="identity") == Schema(kinds, Numeric(0, 10))
+    assert read(text, link="identity") == Schema(kinds, Numeric(0, 10))
 
 
 @pytest.mark.parametrize(
@@ -41,20 +43,20 @@ def test_reads_numbers_and_categories(tmp_path):
     [
         ("logit", Categorical(("yes",))),
         ("identity", Numeric(40, 20)),
-        ("log", Numeric(0, 1.0)),
+        ("log", Numeric()),
     ],
 )
-def test_a_proposal_is_a_schema(tmp_path, link, kind):
+def test_a_proposal_is_a_schema(read, link, kind):
     guesses = {name: guess_name(name) for name in [*ODD_NAMES, "Expo", "exposure"]}
-    path = write(tmp_path, schema_text(guesses, target="age", link=link))
-    schema = read_schema(path, link=link)
+    text = schema_text(guesses, target="age", link=link)
+    schema = read(text, link=link)
     assert list(schema.columns) == [name for name in ODD_NAMES[1:] if name]
     assert set(schema.columns.values()) == {Numeric()}
     assert (schema.target, schema.target_column) == (kind, "age")
     exposure = BoundedColumn("Expo", 1.0) if link == "log" else None
     assert (schema.exposure, schema.weight) == (exposure, None)
-    assert read_schema(path, link=None) == schema
-    lines = path.read_text().splitlines()
+    assert read(text, link=None) == schema
+    lines = text.splitlines()
     assert ("# [exposure]" in lines, '# column = "exposure"' in lines) == (True, True)
 
 
@@ -98,14 +100,14 @@ TABLE = pl.DataFrame(
 
 def proposed(*options):
     result = done(invoke("schema", *options))
-    return tomllib.loads(result.stdout), " ".join(result.stderr.split())
+    return tomllib.loads(result.stdout), words_of(result.stderr)
 
 
-def test_names_and_declared_types_are_all_that_is_looked_at(tmp_path, monkeypatch):
+def test_a_proposal_follows_from_names_and_declared_types(tmp_path, monkeypatch):
     monkeypatch.setattr(_curator, "read_columns", None)
     TABLE.write_parquet(tmp_path / "data.parquet")
-    content, said = proposed(tmp_path / "data.parquet", "--target", "smoker")
-    assert said == ""
+    content, warning = proposed(tmp_path / "data.parquet", "--target", "smoker")
+    assert warning == ""
     assert content["columns"] == {
         "sold": {"categories": ["true"]},
         # Those of the type are of the records as a rule.
@@ -122,11 +124,11 @@ def test_names_and_declared_types_are_all_that_is_looked_at(tmp_path, monkeypatc
     assert content["columns"]["note"] == {"center": 0.0, "scale": 1.0}
 
 
-def test_from_data_warns_and_guesses(tmp_path):
+def test_a_proposal_from_the_records_warns_and_follows_from_their_values(tmp_path):
     TABLE.write_csv(tmp_path / "data.csv")
     given = tmp_path / "data.csv", "--target", "smoker", "--from-data"
-    content, said = proposed(*given)
-    assert "the guarantee of a model that uses them does not cover that" in said
+    content, warning = proposed(*given)
+    assert "the guarantee of a model that uses them does not cover that" in warning
     assert content["columns"] == {
         "sold": {"categories": ["true"]},
         "kind": {"categories": ["b"]},
@@ -143,15 +145,15 @@ def test_from_data_warns_and_guesses(tmp_path):
 
 
 def test_a_schema_that_is_there_is_not_written_over(tmp_path):
-    TABLE.write_csv(tmp_path / "data.csv")
-    path = write(tmp_path, "corrected by hand")
+    data, path = tmp_path / "data.csv", tmp_path / "schema.toml"
+    TABLE.write_csv(data)
+    path.write_text("corrected by hand")
     for options, message in [
         (["--output", path], "--output must be a new file"),
-        (["--output", tmp_path / "data.csv"], "--output must be a file that ends in"),
+        (["--output", data], "--output must be a file that ends in"),
         (["--target", "cost"], "--target must be a column of"),
     ]:
-        given = ["schema", str(tmp_path / "data.csv"), *map(str, options)]
-        refused(invoke(*given), message)
+        refused(invoke("schema", data, *options), message)
     assert path.read_text() == "corrected by hand"
 
 
@@ -163,7 +165,7 @@ target = {{column = "y", scale = 2}}
 exposure = {{column = "e", max = 365}}
 weight = {{column = "w", max = 2.5}}
 """
-OF_COLUMNS = [  # what is said of column a, or a whole text
+OF_COLUMNS = [  # what the schema has of column a, or all of it
     ("quoted = 1\ncolumns.a = {}", "true, in quoted, got 1"),
     ("columns = ", "a TOML file, got .*Invalid value"),
     ("[columns.a]\nscale=1\n[columns.a]\nscale=2", "a TOML file"),
@@ -202,35 +204,34 @@ OF_AMOUNTS = [
         *(("log", AMOUNTS.replace(x, y), message) for x, y, message in OF_AMOUNTS),
     ],
 )
-def test_what_is_refused(tmp_path, link, text, message):
+def test_bad_schemas_are_refused(read, link, text, message):
     with pytest.raises(ValueError, match=f"--schema.*{message}"):
-        read_schema(write(tmp_path, text), link=link)
+        read(text, link=link)
 
 
-def test_amounts_have_a_scale_an_exposure_and_a_weight(tmp_path):
-    path = write(tmp_path, AMOUNTS)
-    schema = read_schema(path, link="log")
+def test_amounts_have_a_scale_an_exposure_and_a_weight(read):
+    schema = read(AMOUNTS, link="log")
     scale = 2 * 365  # of a target at the largest exposure
     bounded = BoundedColumn("e", 365)
     assert (schema.target, schema.exposure) == (Numeric(0, scale), bounded)
     assert schema.bounded == {"e": schema.exposure, "w": BoundedColumn("w", 2.5)}
-    assert read_schema(path, link=None).target == Numeric(0, 2)
-    path = write(tmp_path, AMOUNTS.replace("scale = 2", "center = 0.0, scale = 2"))
-    assert read_schema(path, link="log") == schema
+    assert read(AMOUNTS, link=None).target == Numeric(0, 2)
+    centered = AMOUNTS.replace("scale = 2", "center = 0.0, scale = 2")
+    assert read(centered, link="log") == schema
     with pytest.raises(ValueError, match="center and scale, two numbers"):
-        read_schema(write(tmp_path, AMOUNTS), link="identity")
+        read(AMOUNTS, link="identity")
 
 
-def test_empty_sections_are_left_open_only_where_that_is_allowed(tmp_path):
+def test_empty_sections_are_left_open_only_where_that_is_allowed(read):
     text = "columns.a = {}\ncolumns.b = {center = 1, scale = 2}\ntarget = {}"
-    path = write(tmp_path, text)
-    schema = read_schema(path, link="identity", allows_empty=True)
+    schema = read(text, link="identity", allows_empty=True)
     assert schema == Schema({"a": None, "b": Numeric(1, 2)}, None)
-    rule = r"in \[columns.a\]; or empty, with --private-"
-    with pytest.raises(ValueError, match=rule):
-        read_schema(path, link="identity")
-    rule = r"center and scale, .* \[columns.a\], got"
+    with pytest.raises(
+        ValueError, match=r"in \[columns.a\]; or empty, with --private-"
+    ):
+        read(text, link="identity")
     for half in ("{center = 0}", "{scale = 1}", "3"):
-        path = write(tmp_path, text.replace("{}", half, 1))
-        with pytest.raises(ValueError, match=rule):
-            read_schema(path, link="identity", allows_empty=True)
+        with pytest.raises(
+            ValueError, match=r"center and scale, .* \[columns.a\], got"
+        ):
+            read(text.replace("{}", half, 1), link="identity", allows_empty=True)

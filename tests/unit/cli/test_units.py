@@ -1,6 +1,4 @@
-"""Persons, not rows: what neighbours differ in, and what it costs."""
-
-from typing import Any
+"""Persons, not rows: what neighbors differ in, and what it costs."""
 
 import jax
 import numpy as np
@@ -57,7 +55,7 @@ NAMES = sorted({who for who, _ in PEOPLE})
 @pytest.mark.parametrize("who", ["p0", "p23"])
 @pytest.mark.parametrize("holdout", [None, 0.3])
 @pytest.mark.parametrize("names", [None, NAMES])
-def test_neighbours_differ_in_the_places_of_one_person(names, holdout, who, others):
+def test_neighbors_differ_in_the_places_of_one_person(names, holdout, who, others):
     # Others come up in another order, too: the one's first record comes first.
     first, second = table(PEOPLE, names=names), table(without(who, others), names=names)
     if names is None and not others:
@@ -67,13 +65,12 @@ def test_neighbours_differ_in_the_places_of_one_person(names, holdout, who, othe
 
 
 @pytest.mark.parametrize("holdout", [None, 0.3])
-def test_who_is_renamed_is_two_persons_of_a_list(holdout):
+def test_a_person_with_another_name_counts_as_two_of_a_list(holdout):
     names = [*NAMES, "p99"]
     for name, units in (("p99", {9, 40}), ("p7", {9, 37}), ("stranger", {9})):
         renamed = [(name if who == "p17" else who, x) for who, x in PEOPLE]
         tables = (table(people, names=names) for people in (PEOPLE, renamed))
-        found = changed(*tables, holdout)
-        assert {9} <= set(found) <= units
+        assert {9} <= set(changed(*tables, holdout)) <= units
 
 
 def test_names_do_not_depend_on_the_type_of_their_column(tmp_path):
@@ -113,19 +110,18 @@ def test_places_hold_the_first_records_and_zeros():
 
 @pytest.mark.quick(2)
 @pytest.mark.parametrize("options", [{}, {"delta": 1e-4}, {"max_features": 1}], ids=str)
-def test_a_person_gets_what_is_asked(options):
+def test_a_person_has_the_privacy_that_is_asked_for(options):
     asked = {"source": "t", "epsilon": 2.0, "loss": "squared", "unit": "who"} | options
     people, settings = table(PEOPLE), Settings(**asked)
     run = plan_training(settings, people)
     assert run.budget.epsilon == pytest.approx(2 / 3)
-    (found,) = run.parts.values()
-    assert 2.0 * (1 - 1e-9) < found.epsilon <= 2.0
+    (privacy,) = run.parts.values()
+    assert 2.0 * (1 - 1e-9) < privacy.epsilon <= 2.0
     delta = options.get("delta", 40**-1.1)
-    assert delta * (1 - 1e-9) <= found.delta <= delta
+    assert delta * (1 - 1e-9) <= privacy.delta <= delta
     words = "any one of the 40 groups of records with one who by any others, at least "
-    assert f"Replacing {words}one, with the same who, changes" in found.description
-    event: Any = found.dp_event
-    noise = event.event.noise_multiplier  # of a unit
+    assert f"Replacing {words}one, with the same who, changes" in privacy.description
+    noise = privacy.dp_event.event.noise_multiplier  # of a unit
     assert noise >= gaussian_stddev(2.0, delta, sensitivity=1.0)
 
 

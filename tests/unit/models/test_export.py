@@ -66,17 +66,18 @@ def quoted(name):
 MISSING = {"sqlite": [None, "?"], "duckdb": [None, np.nan]}
 
 
-def by_database(engine, content, table):
-    """Selects the expression from a table; missing numbers are one value or another."""
+def by_database(engine, content):
+    """Selects the expression from the table, with one missing number or another."""
     kinds = {"O": "VARCHAR", "f": "DOUBLE PRECISION"}
-    columns = {"score": "INTEGER"}
-    columns |= {name: kinds[column.dtype.kind] for name, column in table.items()}
-    missing, rows = MISSING[engine], []
-    for at, row in enumerate(zip(*(x.tolist() for x in table.values()), strict=True)):
-        rows.append([at, *(missing[at % 2] if cell != cell else cell for cell in row)])
+    columns = {name: kinds[column.dtype.kind] for name, column in TABLE.items()}
+    cells = zip(*(column.tolist() for column in TABLE.values()), strict=True)
+    rows = [
+        [at, *(MISSING[engine][at % 2] if cell != cell else cell for cell in row)]
+        for at, row in enumerate(cells)
+    ]
     query = f"SELECT {content.decode()} FROM t AS record ORDER BY place"
-    found = connected(engine, columns, rows).execute(query).fetchall()
-    return [value for (value,) in found]
+    database = connected(engine, {"score": "INTEGER"} | columns, rows)
+    return [value for (value,) in database.execute(query).fetchall()]
 
 
 def connected(engine, columns, rows):
@@ -106,17 +107,17 @@ def agrees(made, runner):
     if runner == "onnx":
         (scores,) = session_of(made).run(None, TABLE)
     else:
-        scores = by_database(runner, made.export("sql"), TABLE)
-    expected, found = made.predict(TABLE), np.array(scores, np.float64)
-    assert found.shape == expected.shape
+        scores = by_database(runner, made.export("sql"))
+    expected, scores = made.predict(TABLE), np.array(scores, np.float64)
+    assert scores.shape == expected.shape
     # Features are rounded to float32 in dpjax, and to float64 elsewhere.
     unit = getattr(made.target, "scale", 1.0)
-    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6 * unit)
+    np.testing.assert_allclose(scores, expected, rtol=1e-6, atol=1e-6 * unit)
 
 
 @pytest.mark.parametrize("runner", [*MISSING, "onnx"])
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_all_languages_predict_as_the_model_does(variant, runner):
+def test_models_in_other_languages_predict_as_the_model_does(variant, runner):
     agrees(model(**VARIANTS[variant]), runner)
 
 
@@ -135,6 +136,7 @@ def of(columns, **changes):
 
 
 EXPOSED = {"link": "log", "target": Numeric(), "exposure": BoundedColumn("a", 1.0)}
+SORTS = {"a": Categorical(("x",))}
 NUL = "a name or category must be UTF-8 text without NUL"
 
 
@@ -147,10 +149,7 @@ NUL = "a name or category must be UTF-8 text without NUL"
         (of({"\ud800": Numeric()}), "onnx", NUL),
         (of({"a": Numeric(), "A": Numeric()}), "sql", "differ in any case"),
         (of({}), "onnx", "columns must be not empty"),
-        (
-            of({"a": Categorical(("x",))}, **EXPOSED),
-            *("sql", "exposure must be no column of categories"),
-        ),
+        (of(SORTS, **EXPOSED), "sql", "exposure must be no column of categories"),
     ],
 )
 def test_models_that_are_refused(changes, form, message):
@@ -282,7 +281,7 @@ def test_the_command_writes_what_the_model_exports(folder):
     assert (folder / "a" / "b.sql").read_bytes() == model().export("sql")
 
 
-test_what_export_refuses = refusals(
+test_bad_exports_are_refused = refusals(
     """
 out => Missing option '--format'
 out --format sql --output m.py => a file that ends in .sql

@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+import itertools
 import json
 import math
 import pickle
@@ -70,7 +71,7 @@ def test_numpy_predicts_as_jax_does(link, params):
     towns = np.resize(["Ghent", "Lier", "", "Mons"], len(rooms))
     table = {"rooms": rooms, "town": towns}
     target = Categorical(("yes",)) if link == "logit" else COST
-    found = model(columns=columns, link=link, params=params, target=target)
+    made = model(columns=columns, link=link, params=params, target=target)
     features = np.hstack([encode(table, columns)[0], np.ones((len(rooms), 1), "f4")])
     is_bent = params is BENT
     scores = BENT.predict(features) if is_bent else jnp.asarray(features @ params)
@@ -78,15 +79,14 @@ def test_numpy_predicts_as_jax_does(link, params):
     means = loss.get(link, losses.log_link(1.0)).mean_of(scores)
     scale = getattr(target, "scale", 1.0)
     expected = scale * np.asarray(means, np.float64)
-    np.testing.assert_allclose(found.predict(table), expected, 1e-5, 1e-6 * scale)
+    np.testing.assert_allclose(made.predict(table), expected, 1e-5, 1e-6 * scale)
 
 
 def test_coefficients_predict_as_the_model_does():
-    found = model().coefficients()
-    by_hand = found["intercept"] + 6 * found["rooms"] + found["town=Ghent"]
-    assert by_hand == pytest.approx(PRICES[0])
-    by_hand = found["intercept"] + 4 * found["rooms"] + found["town=Lier"]
-    assert by_hand == pytest.approx(PRICES[2])
+    weights = model().coefficients()
+    for rooms, town, price in ((6, "Ghent", PRICES[0]), (4, "Lier", PRICES[2])):
+        by_hand = weights["intercept"] + rooms * weights["rooms"]
+        assert by_hand + weights[f"town={town}"] == pytest.approx(price)
     labels = model(link="logit", target=Categorical(("yes",)))
     odds = labels.coefficients()
     assert odds["intercept"] + 4 * odds["rooms"] == pytest.approx(0.5)
@@ -99,10 +99,9 @@ ERRORS = {
 }
 
 
-def test_errors_are_those_of_the_coefficients():
-    found = model(**ERRORS)
-    summary = found.summary(0.9)
-    assert summary.names == [*found.coefficients()]
+def test_standard_errors_are_those_of_the_coefficients():
+    summary = model(**ERRORS).summary(0.9)
+    assert summary.names == [*model().coefficients()]
     # The intercept is where rooms are 0, two scales from their center.
     expected = [20, 10, np.inf, 100 * np.hypot(0.2, 0.8)]
     np.testing.assert_allclose(summary.standard_errors, expected, rtol=1e-6)
@@ -147,20 +146,20 @@ def test_a_log_link_predicts_means_of_the_exposure():
     means[0] = 3000  # 30 scales
     assert made.predict(TABLE) == pytest.approx(means, rel=1e-5)
     assert made.mean_range == pytest.approx((0.1, 3000), rel=1e-5)
-    found = made.coefficients()
-    by_hand = found["intercept"] + 4 * found["rooms"] + found["town=Lier"]
+    weights = made.coefficients()
+    by_hand = weights["intercept"] + 4 * weights["rooms"] + weights["town=Lier"]
     assert np.exp(by_hand) == pytest.approx(means[2])
     made = model(link="log", target=COST, exposure=BoundedColumn("years", 2.0))
     table = TABLE | {"years": ["1", "5", "-1"]}
     assert made.predict(table) == pytest.approx(means * [0.5, 1, 0], rel=1e-5)
     assert made.predict(TABLE) == pytest.approx(means / 2, rel=1e-5)
     yearly = made.coefficients()["intercept"]
-    assert yearly == pytest.approx(found["intercept"] - np.log(2))
+    assert yearly == pytest.approx(weights["intercept"] - np.log(2))
     assert model().mean_range is None
 
 
-def save(folder, content, name="model.npz"):
-    path = folder / name
+def save(folder, content):
+    path = folder / "model.npz"
     path.write_bytes(content)
     return path
 
@@ -191,16 +190,6 @@ def test_what_is_loaded_is_what_was_saved(tmp_path, changes):
             assert getattr(loaded, name) == getattr(made, name)
         for name in ("epsilon", "delta", "relation", "description"):
             assert getattr(loaded.privacy, name) == getattr(made.privacy, name)
-
-
-class Attack:
-    """Would make a file when a pickle of it is loaded."""
-
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return (open, (str(self.path), "w"))
 
 
 def archive(**entries):
@@ -237,13 +226,13 @@ def bent(heights=ONE_CURVE, **changes):
     return filed(json.dumps(content), heights)
 
 
-def shaped(size, compression=zipfile.ZIP_STORED, name="params"):
+def shaped(size, name="params", compression=zipfile.ZIP_STORED):
     """A file whose weights or heights are said to be so many."""
     entry, file = io.BytesIO(), io.BytesIO(changed())
     about = {"descr": "<f8", "fortran_order": False, "shape": (size,)}
     np.lib.format.write_array_header_1_0(entry, about)
-    with zipfile.ZipFile(file) as whole:
-        entries = {name: whole.read(name) for name in whole.namelist()}
+    with zipfile.ZipFile(file) as saved:
+        entries = {name: saved.read(name) for name in saved.namelist()}
     entries[f"{name}.npy"] = entry.getvalue() + bytes(32)
     with zipfile.ZipFile(file := io.BytesIO(), "w", compression) as made:
         for name, content in entries.items():
@@ -253,23 +242,31 @@ def shaped(size, compression=zipfile.ZIP_STORED, name="params"):
 
 def test_loading_runs_no_code(tmp_path):
     made = tmp_path / "made"
-    bad = np.array([Attack(made)], dtype=object)
+
+    class Attack:  # would make a file when a pickle of it is loaded
+        def __reduce__(self):
+            return (open, (str(made), "w"))
+
+    bad = np.array([Attack()], dtype=object)
     in_params = archive(params=bad, model=np.array("{}"))
     in_text = archive(params=np.zeros(4), model=bad)
-    for content in (pickle.dumps(Attack(made)), in_params, in_text):
+    for content in (pickle.dumps(Attack()), in_params, in_text):
         with pytest.raises(ValueError, match="model must be a file that dpjax train"):
             load_model(save(tmp_path, content))
     assert not made.exists()
 
 
-def test_files_that_are_no_models(tmp_path):
-    whole = model_file(model())
-    middle = bytearray(whole)
+def test_files_that_are_no_models_are_refused(tmp_path):
+    saved = model_file(model())
+    middle = bytearray(saved)
     middle[80:90] = b"\xff" * 10
     town, privacy = CONTENT["columns"]["town"], CONTENT["privacy"]
-    rooms = {"center": 0, "scale": 2}
+    bad_scales = "2", [2], True, None, 10**400, float("inf")
+    bad_privacy = {"epsilon": 10**400}, {"relation": ["REPLACE_ONE"]}
+    sizes = itertools.product((10**20, 10**11, -4), ("params", "heights"))
+    bad_errors = np.zeros(3), np.full((4, 4), np.nan), np.array("no")
     contents = [
-        *(b"", b"a,b\n1,2\n", whole[:10], whole[: len(whole) // 2], whole[:-1]),
+        *(b"", b"a,b\n1,2\n", saved[:10], saved[: len(saved) // 2], saved[:-1]),
         bytes(middle),
         archive(params=np.zeros(4)),
         *(filed("{"), filed("3"), archive(params=np.zeros(4), model=np.zeros(2))),
@@ -284,29 +281,14 @@ def test_files_that_are_no_models(tmp_path):
         *(changed(**{name: 3}) for name in ("method", "data", "exposure", "versions")),
         *(changed(link=["identity"]), changed(feature_names=[])),
         *(
-            changed(columns={"rooms": rooms | {"scale": scale}, "town": town})
-            for scale in ("2", [2], True, None, 10**400, float("inf"))
+            changed(columns={"rooms": {"center": 0, "scale": scale}, "town": town})
+            for scale in bad_scales
         ),
-        *(
-            changed(privacy=privacy | {name: value})
-            for name, value in (
-                ("epsilon", 10**400),
-                ("relation", ["REPLACE_ONE"]),
-                ("description", None),
-            )
-        ),
+        *(changed(privacy=privacy | x) for x in (*bad_privacy, {"description": None})),
         filed("[" * 100_000),
-        *(
-            shaped(size, name=name)
-            for size in (10**20, 10**11, -4)
-            for name in ("params", "heights")
-        ),
-        shaped(4, zipfile.ZIP_DEFLATED),
-        *(
-            with_errors(**{name: values})
-            for name in ERRORS
-            for values in (np.zeros(3), np.full((4, 4), np.nan), np.array("no"))
-        ),
+        *(shaped(size, name) for size, name in sizes),
+        shaped(4, compression=zipfile.ZIP_DEFLATED),
+        *(with_errors(**{name: bad}) for name in ERRORS for bad in bad_errors),
         with_errors(standard_errors=np.full(4, -1.0)),
     ]
     for content in contents:

@@ -4,6 +4,7 @@ import math
 import operator
 import os
 import time
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,7 @@ from tests.parties import FALSE_ALARM, Recorder, uniformity
 from tests.unit.refusals import refused
 
 SENT = {  # in the place of a message
+    None: bytes,  # as it is
     "nothing": lambda message: b"",
     "wrong size": lambda message: message + bytes(8),
     "stray": lambda message: b"\x01" * len(message),
@@ -24,12 +26,7 @@ SENT = {  # in the place of a message
 
 def faulty(faults):
     """Returns a change of messages; the first exchange carries the public keys."""
-
-    def change(party, index, message):
-        fault = faults.get((party, index))
-        return SENT[fault](message) if fault else message
-
-    return change
+    return lambda party, index, message: SENT[faults.get((party, index))](message)
 
 
 def sums(num_parties, vectors, *, faults=None, **threats):
@@ -88,8 +85,8 @@ def test_no_two_rounds_share_a_mask():
         for masked in (failed, new - failed, following - new):
             assert uniformity(masked) > FALSE_ALARM
     # The part of the failed attempt that is there does not add up to anything.
-    partial = sum(np.frombuffer(heard[1][party], "<u8") for party in (0, 1))
-    assert uniformity(partial) > FALSE_ALARM
+    rest = sum(np.frombuffer(heard[1][party], "<u8") for party in (0, 1))
+    assert uniformity(rest) > FALSE_ALARM
 
 
 @pytest.mark.parametrize("fault", ["nothing", "wrong size"])
@@ -155,25 +152,13 @@ def test_keys_that_were_replaced_are_refused():
     def changed(messages):
         return bytes(32) + messages[1][32:]
 
-    kept, of_another_party = operator.itemgetter(1), operator.itemgetter(2)
+    own, of_another_party = operator.itemgetter(1), operator.itemgetter(2)
     for replace in (attackers, of_another_party, changed):
         assert met(replace, fingerprints=FINGERPRINTS) == [[1], [1]]
-    assert met(kept, fingerprints=FINGERPRINTS) == []
+    assert met(own, fingerprints=FINGERPRINTS) == []
     assert met(changed) == [[1], [1]]
     assert met(attackers) == []  # whom nobody knows, anybody may be
-    assert met(kept, fingerprints=FINGERPRINTS[::-1]) == [[0, 2]] * 3
-
-
-test_wrong_identities_are_named = refused(
-    lambda arguments: run_parties(
-        lambda transport: SecureSum(transport, max_colluding=0, **arguments), 1
-    ),
-    ({"identity": b"short"}, "identity must be 32 bytes"),
-    ({"fingerprints": FINGERPRINTS[:1]}, "identity must be given with"),
-    ({"identity": bytes(32), "fingerprints": []}, "fingerprints must be 1"),
-    ({"identity": bytes(32), "fingerprints": ["a"]}, "fingerprints must be 1"),
-    ({"identity": bytes(32), "fingerprints": "a" * 64}, "fingerprints must be 1"),
-)
+    assert met(own, fingerprints=FINGERPRINTS[::-1]) == [[0, 2]] * 3
 
 
 def test_the_curious_party_learns_the_sum_and_no_more():
@@ -232,10 +217,7 @@ OTHER = [
     (traced(jnp.sin), traced(jnp.cos)),
     (traced(lambda x: x + 1.0), traced(lambda x: x + np.float32(1.0000001))),
     (traced(lambda x: x @ TABLE), traced(lambda x: x @ OTHER_TABLE)),
-    (
-        traced(lambda x: inner_product(x, TABLE)),
-        traced(lambda x: inner_product(x, OTHER_TABLE)),
-    ),
+    tuple(traced(partial(inner_product, table=x)) for x in (TABLE, OTHER_TABLE)),
     (traced(lambda x: x), traced(lambda x: x, (4,))),
 ]
 
@@ -264,22 +246,10 @@ def test_agreement_tells_the_numbers_of_records_and_is_about_the_same_things():
             agree(lambda _: {}, **{name: lambda party: int(party == 1)})
 
 
-def test_entropy_is_the_operating_systems():
+def test_keys_come_from_the_operating_system():
     sources = run_parties(lambda transport: SecureSum(transport).random_bytes, 2)
     assert sources == [os.urandom] * 2
     assert SecureSum.count_secret_shares(1, 0, 0) == 1
-
-
-test_threats_leave_a_share = refused(
-    # Of a number of parties: colluding ones, and dropouts.
-    lambda of: run_parties(
-        lambda x: SecureSum(x, max_colluding=of[1], max_dropouts=of[2]), of[0]
-    ),
-    ((4, -1, 0), "max_colluding"),
-    ((4, 1, 0.5), "max_dropouts"),
-    ((4, 2, 2), "max_colluding"),
-    ((1, 1, 0), "max_colluding"),
-)
 
 
 @pytest.mark.parametrize("key", [bytes(32), b"short"])
@@ -289,7 +259,7 @@ def test_a_bad_public_key_names_its_party(key):
         masks.agree([masks.public_key, key])
 
 
-def test_grid_is_fine_against_the_noise():
+def test_a_grid_is_finer_than_the_noise():
     for stddev in (1e-9, 0.3, 1.0, 52.8, 1e12):
         grid = Grid.for_stddev(stddev, bound=stddev)
         assert 2**24 <= stddev / grid.step < 2**25
@@ -308,7 +278,7 @@ def test_values_survive_to_half_a_step_and_nothing_leaves_the_bound():
 
 
 def test_sensitivity_covers_the_worst_rounding():
-    # Neighbours on either side of a rounding boundary, in every coordinate.
+    # Neighbors on either side of a rounding boundary, in every coordinate.
     grid, d = Grid(step=0.5, bound=100.0), 16
     below, above = np.full(d, 0.25 - 1e-9), np.full(d, 0.75 + 1e-9)
     moved = np.linalg.norm(grid.to_integers(above) - grid.to_integers(below))
@@ -317,21 +287,14 @@ def test_sensitivity_covers_the_worst_rounding():
     assert moved <= grid.sensitivity(distance, d)
 
 
-test_bad_arguments_are_named = refused(
-    lambda changes: Grid(**{"step": 1.0, "bound": 1.0} | changes),
-    *(({"step": step}, "step") for step in (0.3, 0.0, math.inf)),
-    *(({"bound": bound}, "bound") for bound in (2.0**53, math.nan)),
-)
-
-
-def test_all_see_the_same_messages_in_step():
+def test_all_parties_see_the_same_messages_in_step():
     def exchanged(transport, index):
         time.sleep(0.001 * (transport.party == index % 3))
         return transport.exchange(b"%d %02d" % (transport.party, index), 4)
 
     expected = [[b"%d %02d" % (party, i) for party in range(3)] for i in range(50)]
-    found = run_parties(lambda one: [exchanged(one, i) for i in range(50)], 3)
-    assert found == [expected] * 3
+    seen = run_parties(lambda one: [exchanged(one, i) for i in range(50)], 3)
+    assert seen == [expected] * 3
 
 
 def test_a_message_of_another_size_and_of_a_party_that_left_count_as_none():
@@ -363,9 +326,25 @@ def test_silence_ends_at_the_timeout():
         run_parties(party_fn, 2, timeout=0.2)
 
 
-test_bad_number_of_parties_is_named = refused(
+def summed(num_parties=1, max_colluding=0, **options):
+    """Returns a call in which parties begin a secure sum."""
+    options = {"max_colluding": max_colluding, **options}
+    return lambda: run_parties(lambda x: SecureSum(x, **options), num_parties)
+
+
+test_bad_arguments_are_refused_by_name = refused(
     lambda call: call(),
     (SecureSum, "num_parties"),  # of one process
-    (lambda: run_parties(print, 0), "num_parties"),
-    (lambda: run_parties(print, 1.5), "num_parties"),
+    *((partial(run_parties, print, number), "num_parties") for number in (0, 1.5)),
+    *((summed(*of), "max_colluding") for of in ((4, -1), (1, 1))),
+    (summed(4, 2, max_dropouts=2), "max_colluding"),  # no party's share is left
+    (summed(4, 1, max_dropouts=0.5), "max_dropouts"),
+    (summed(identity=b"short"), "identity must be 32 bytes"),
+    (summed(fingerprints=FINGERPRINTS[:1]), "identity must be given with"),
+    *(
+        (summed(identity=bytes(32), fingerprints=bad), "fingerprints must be 1")
+        for bad in ([], ["a"], "a" * 64)
+    ),
+    *((partial(Grid, step=step, bound=1.0), "step") for step in (0.3, 0.0, math.inf)),
+    *((partial(Grid, step=1.0, bound=bound), "bound") for bound in (2.0**53, math.nan)),
 )

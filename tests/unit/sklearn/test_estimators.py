@@ -11,33 +11,19 @@ import polars
 import pytest
 from sklearn.base import clone
 
+import dpjax.sklearn as sk
 from dpjax.accounting import gaussian_epsilon
-from dpjax.sklearn import (
-    DPAdditiveClassifier,
-    DPAdditiveRegressor,
-    DPGammaRegressor,
-    DPHuberRegressor,
-    DPLinearRegression,
-    DPLogisticRegression,
-    DPMeanRegressor,
-    DPPoissonRegressor,
-    DPTweedieRegressor,
-    _additive,
-    _labels,
-    _linear,
-    _regressors,
-    _tables,
-    score_privately,
-)
-from dpjax.sklearn._tables import shares_of
+from dpjax.sklearn import _additive, _labels, _linear, _regressors, _tables
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is cloned again")
 
-REGRESSORS = [DPLinearRegression, DPHuberRegressor, DPPoissonRegressor]
-REGRESSORS += [DPGammaRegressor, DPTweedieRegressor, DPMeanRegressor]
-CLASSIFIERS = [DPLogisticRegression, DPAdditiveClassifier]
-NONE = contextlib.nullcontext()
-MODELS = [*REGRESSORS[:-1], DPAdditiveRegressor, *CLASSIFIERS]
+REGRESSORS = [sk.DPLinearRegression, sk.DPHuberRegressor, sk.DPPoissonRegressor]
+REGRESSORS += [sk.DPGammaRegressor, sk.DPTweedieRegressor, sk.DPMeanRegressor]
+CLASSIFIERS = [sk.DPLogisticRegression, sk.DPAdditiveClassifier]
+RELEASES = [(_linear, "release_scales"), (_regressors, "release_scales")]
+RELEASES += [(_linear, "dp_linear_model"), (_additive, "dp_additive_model")]
+RELEASES += [(_labels, "release_labels")]
+MODELS = [*REGRESSORS[:-1], sk.DPAdditiveRegressor, *CLASSIFIERS]
 
 
 @pytest.fixture(scope="module")
@@ -53,10 +39,10 @@ def table():
 
 @pytest.fixture(scope="module")
 def model(table):
-    return DPLinearRegression(random_state=0).fit(*table)
+    return sk.DPLinearRegression(random_state=0).fit(*table)
 
 
-def test_raw_units_are_fitted_and_told(table, model):
+def test_coefficients_and_ranges_are_in_the_units_of_the_table(table, model):
     frame, spent = table
     rows = frame.to_numpy()
     assert model.score(frame, spent) > 0.85
@@ -67,13 +53,13 @@ def test_raw_units_are_fitted_and_told(table, model):
     inside = ((rows >= low) & (rows <= high)).all(axis=1)
     assert inside.mean() > 0.99
     expected = rows @ model.coef_ + model.intercept_
-    found = model.predict(frame)
-    np.testing.assert_allclose(found[inside], expected[inside], rtol=1e-9)
+    predictions = model.predict(frame)
+    np.testing.assert_allclose(predictions[inside], expected[inside], rtol=1e-9)
     center = (low + high) / 2
     cells = np.array([[np.nan] * 3, [np.inf] * 3, [-np.inf] * 3, [1e300] * 3])
-    found = model.predict(polars.DataFrame(cells, schema=frame.columns))
+    predictions = model.predict(polars.DataFrame(cells, schema=frame.columns))
     expected = np.stack([center, high, low, high]) @ model.coef_ + model.intercept_
-    np.testing.assert_allclose(found, expected)
+    np.testing.assert_allclose(predictions, expected)
     assert model.feature_names_in_.tolist() == frame.columns
     assert model.n_features_in_ == 3
     assert model.privacy_.epsilon == 1.0
@@ -87,24 +73,20 @@ def test_all_releases_share_one_budget(monkeypatch, estimator, is_open, epsilon,
     """Each part's noise is asked for: inverse squares add up to the whole's."""
     n, d, parts = 3_000, 4, []
 
-    def spy(owner, name, multiplier_of):
+    def spied(owner, name):
         inner = getattr(owner, name)
 
         def wrapped(*args, **kwargs):
-            parts.append(multiplier_of(kwargs))
+            noise = kwargs.get("noise")
+            parts.append(noise.multiplier if noise else kwargs["noise_multiplier"])
+            if name.startswith("dp_"):  # the solver comes last
+                raise InterruptedError
             return inner(*args, **kwargs)
 
-        monkeypatch.setattr(owner, name, wrapped)
+        return wrapped
 
-    def solver(*args, noise_multiplier, **kwargs):
-        parts.append(noise_multiplier)
-        raise InterruptedError
-
-    for owner in (_linear, _regressors):
-        spy(owner, "release_scales", lambda kwargs: kwargs["noise"].multiplier)
-    spy(_labels, "release_labels", lambda kwargs: kwargs["noise_multiplier"])
-    monkeypatch.setattr(_linear, "dp_linear_model", solver)
-    monkeypatch.setattr(_additive, "dp_additive_model", solver)
+    for owner, name in RELEASES:
+        monkeypatch.setattr(owner, name, spied(owner, name))
     given = {} if is_open else {"feature_ranges": (-3, 3)}
     if estimator in CLASSIFIERS:
         given |= {} if is_open and epsilon == 1.0 else {"classes": [0, 1]}
@@ -130,7 +112,7 @@ SECRETS = polars.DataFrame({"a": ["secret"]})
 EXPOSED = {"X": np.zeros((50, 1)), "y": np.arange(50), "exposure": np.ones(50)}
 REFUSED = [
     *(
-        (DPLinearRegression(**{name: value}), ROWS | {"X": ONE_COLUMN}, name)
+        (sk.DPLinearRegression(**{name: value}), ROWS | {"X": ONE_COLUMN}, name)
         for name, value in (
             *(("epsilon", "1"), ("delta", 1.0), ("max_weight", 0.0)),
             ("random_state", np.random.RandomState(0)),
@@ -139,25 +121,25 @@ REFUSED = [
             ("feature_ranges", {"age": (0, 1), "none": (0, 1)}),
         )
     ),
-    (DPTweedieRegressor(power=2.0), ROWS, "power"),
-    (DPPoissonRegressor(target_range=(-2, -1)), ROWS, "target_range"),
+    (sk.DPTweedieRegressor(power=2.0), ROWS, "power"),
+    (sk.DPPoissonRegressor(target_range=(-2, -1)), ROWS, "target_range"),
     *(
-        (DPLogisticRegression(classes=bad), ROWS, "classes")
+        (sk.DPLogisticRegression(classes=bad), ROWS, "classes")
         for bad in ("ab", [1, 1], [1.0, np.nan], 3)
     ),
-    (DPAdditiveRegressor(loss="cubic"), ROWS, "loss"),
-    (DPAdditiveClassifier(intervals="yes"), ROWS, "intervals must be a bool"),
+    (sk.DPAdditiveRegressor(loss="cubic"), ROWS, "loss"),
+    (sk.DPAdditiveClassifier(intervals="yes"), ROWS, "intervals must be a bool"),
     *(
         (kind(intervals=True, classes=classes), ROWS, "classes must be a list of two")
-        for kind in (DPLogisticRegression, DPAdditiveClassifier)
+        for kind in (sk.DPLogisticRegression, sk.DPAdditiveClassifier)
         for classes in (None, [0, 1, 2])
     ),
     *(
-        (DPAdditiveRegressor(categorical_features=bad), ROWS, "categorical_features")
+        (sk.DPAdditiveRegressor(categorical_features=bad), ROWS, "categorical_features")
         for bad in ("all", {1: "ab"}, {0: ["a"]})
     ),
     *(
-        (DPLinearRegression(), ROWS | changes, message)
+        (sk.DPLinearRegression(), ROWS | changes, message)
         for changes, message in (
             ({"sample_weight": [1.0]}, "sample_weight"),
             ({"y": np.array([1j, 2.0])}, "y must be of a real type: .*complex128"),
@@ -166,7 +148,7 @@ REFUSED = [
         )
     ),
     *(
-        (DPLinearRegression(), {"X": X, "y": [1.0]}, f"X must be of numbers, got .*{x}")
+        (sk.DPLinearRegression(), {"X": X, "y": [1.0]}, f"X must be of numbers, .*{x}")
         for X, x in (
             (SECRETS, "column 'a' of String"),
             (SECRETS.cast(polars.Categorical), "'a' of Categorical, .* text: OneHot"),
@@ -175,32 +157,26 @@ REFUSED = [
             (np.array([[DAY]], "M8[s]"), "subtract a public date"),
         )
     ),
-    (DPPoissonRegressor(), EXPOSED, "max_exposure must be the largest exposure"),
+    (sk.DPPoissonRegressor(), EXPOSED, "max_exposure must be the largest exposure"),
     *(
-        (DPGammaRegressor(max_exposure=1.0), EXPOSED | {"exposure": bad}, message)
+        (sk.DPGammaRegressor(max_exposure=1.0), EXPOSED | {"exposure": bad}, message)
         for bad, message in (
             (np.ones(49), "exposure must be of shape"),
             (np.array(["secret"] * 50), "exposure must be of numbers"),
         )
     ),
-    (DPTweedieRegressor(max_exposure=-1.0), ROWS, "max_exposure must be positive"),
-    (DPAdditiveRegressor(max_exposure=1.0), EXPOSED, "left out with a loss with"),
+    (sk.DPTweedieRegressor(max_exposure=-1.0), ROWS, "max_exposure must be positive"),
+    (sk.DPAdditiveRegressor(max_exposure=1.0), EXPOSED, "left out with a loss with"),
     *(
         (kind(), ROWS | {"sample_weight": weights}, "max_weight must be the largest")
-        for kind in (*MODELS, DPMeanRegressor)
+        for kind in (*MODELS, sk.DPMeanRegressor)
         for weights in (np.ones(2), np.zeros(2), np.full(2, 1e9))
     ),
 ]
 
 
-def test_what_is_refused_releases_nothing(monkeypatch):
-    for owner, name in (
-        (_linear, "release_scales"),
-        (_regressors, "release_scales"),
-        (_linear, "dp_linear_model"),
-        (_additive, "dp_additive_model"),
-        (_labels, "release_labels"),
-    ):
+def test_bad_arguments_are_refused_before_anything_is_released(monkeypatch):
+    for owner, name in RELEASES:
         monkeypatch.setattr(owner, name, None)  # a call is a TypeError
     for estimator, given, message in REFUSED:
         with pytest.raises(ValueError, match=message) as why:
@@ -220,20 +196,20 @@ def test_means_are_weighted_and_held():
     targets = rng.normal(1_000, 10, 4_000)
     targets[:2_000] += 100
     weights = np.where(np.arange(4_000) < 2_000, 3.0, 0.0)  # 3 counts as 1
-    model = DPMeanRegressor(random_state=0, max_weight=1.0)
+    model = sk.DPMeanRegressor(random_state=0, max_weight=1.0)
     rows = np.zeros((4_000, 1))
     assert abs(model.fit(rows, targets).mean_ - 1_050) < 10
     assert abs(model.fit(rows, targets, weights).mean_ - 1_100) < 20
     weights = np.repeat([np.nan, -1.0], 2_000)
     assert np.isfinite(model.fit(rows, targets, weights).mean_)
-    held = DPMeanRegressor(random_state=0, target_range=(0, 1_000))
+    held = sk.DPMeanRegressor(random_state=0, target_range=(0, 1_000))
     assert abs(held.fit(rows, targets).mean_ - 1_000) < 20
 
 
 @pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("model", "unit"),
-    [(DPPoissonRegressor(), 365.0), (DPAdditiveRegressor(loss="poisson"), 1.0)],
+    [(sk.DPPoissonRegressor(), 365.0), (sk.DPAdditiveRegressor(loss="poisson"), 1.0)],
 )
 def test_means_are_in_proportion_to_exposures(model, unit):
     rng = np.random.default_rng(0)
@@ -243,31 +219,32 @@ def test_means_are_in_proportion_to_exposures(model, unit):
     years[years < 0] = np.where(years[years < 0] < -0.05, np.nan, -7.0)
     model = clone(model).set_params(max_exposure=2 * unit, random_state=0)
     model.fit(rows, counts, exposure=years * unit)
-    found = model.predict([[50.0]] * 5, exposure=unit * np.array([1, 2, 9, -1, np.nan]))
-    np.testing.assert_allclose(found, [1, 2, 2, 0, 0], atol=0.2)
-    np.testing.assert_allclose(found[0] / unit, model.predict([[50.0]])[0])
+    exposures = unit * np.array([1, 2, 9, -1, np.nan])
+    means = model.predict([[50.0]] * 5, exposure=exposures)
+    np.testing.assert_allclose(means, [1, 2, 2, 0, 0], atol=0.2)
+    np.testing.assert_allclose(means[0] / unit, model.predict([[50.0]])[0])
     if hasattr(model, "coef_"):
-        found = np.exp(model.coef_ @ [50.0] + model.intercept_)
-        np.testing.assert_allclose(found, model.predict([[50.0]])[0])
+        mean = np.exp(model.coef_ @ [50.0] + model.intercept_)
+        np.testing.assert_allclose(mean, model.predict([[50.0]])[0])
     is_seen = years > 0
-    data = rows[is_seen], counts[is_seen]
+    data, exposed = (rows[is_seen], counts[is_seen]), unit * years[is_seen]
     options = {"epsilon": 20.0, "random_state": 0}
-    known, _ = score_privately(model, *data, exposure=unit * years[is_seen], **options)
-    not_known, _ = score_privately(model, *data, **options)
+    known, _ = sk.score_privately(model, *data, exposure=exposed, **options)
+    not_known, _ = sk.score_privately(model, *data, **options)
     assert known.measures[2].model.high < not_known.measures[2].model.low
 
 
 def test_an_exposure_of_any_size_raises_no_warning():
     exposure, rows = np.array([1e308, np.inf, -np.inf, np.nan]), np.zeros((4, 1))
     for largest in (1e-3, 1.0, 1e300):  # warnings are errors here
-        shares = shares_of(exposure, largest, rows)
+        shares = _tables.shares_of(exposure, largest, rows)
         np.testing.assert_array_equal(shares, [1, 1, 0, 0])
 
 
 def test_a_mean_in_a_public_range_is_a_clipped_one():
     targets = np.r_[np.full(10_000, -7.0), np.full(10_000, 3.0)]
     given, rows = {"target_range": (0, 1)}, np.zeros((20_000, 1))
-    models = (DPMeanRegressor(random_state=seed, **given) for seed in range(20))
+    models = (sk.DPMeanRegressor(random_state=seed, **given) for seed in range(20))
     errors = [model.fit(rows, targets).mean_ - 0.5 for model in models]
     # Of a mean in [0, 1], of noise (multiplier / n) in each fit.
     expected = _linear.total_noise(1.0, 20_000**-1.1) / 20_000
@@ -283,17 +260,18 @@ def test_without_scikit_learn_the_extra_is_named(monkeypatch):
 
 
 @pytest.mark.quick(1)
-@pytest.mark.parametrize("estimator", [*MODELS[:-2], DPMeanRegressor])
+@pytest.mark.parametrize("estimator", [*MODELS[:-2], sk.DPMeanRegressor])
 def test_a_missing_target_has_no_weight(estimator):
     rng = np.random.default_rng(1)
     X = rng.normal(size=(6_000, 1))
     y = 2_730 * np.exp(0.1 * X[:, 0]) * rng.gamma(50, 1 / 50, 6_000)
     is_missing = rng.random(6_000) < 0.4
     given = np.where(is_missing, np.nan, y)
-    is_robust = estimator is DPHuberRegressor
-    ranges = {"target_range": (0, 8_000)} if estimator is DPPoissonRegressor else {}
+    is_robust = estimator is sk.DPHuberRegressor
+    ranges = {"target_range": (0, 8_000)} if estimator is sk.DPPoissonRegressor else {}
     model = estimator(random_state=0, epsilon=100.0, **ranges)
-    with pytest.warns(UserWarning, match="40% .* no target") if not is_robust else NONE:
+    told = pytest.warns(UserWarning, match="40% .* no target")
+    with contextlib.nullcontext() if is_robust else told:
         model.fit(X, given)
     assert is_robust or model.mean_weight_ == pytest.approx(0.6, abs=0.02)
     mean = np.mean(model.predict(X))

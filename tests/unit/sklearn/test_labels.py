@@ -36,9 +36,9 @@ def test_labels_are_numbered_and_found_again(labels):
             assert label is None or label == ["no hash"] or label != label
     first = [codes.tolist().index(code) for code in range(len(distinct))]
     classes = _labels._sorted(labels[first])
-    found = _labels.indices(labels, classes)
-    assert (found >= 0).tolist() == (codes >= 0).tolist()
-    for label, place in zip(labels, found, strict=True):
+    places = _labels.indices(labels, classes)
+    assert (places >= 0).tolist() == (codes >= 0).tolist()
+    for label, place in zip(labels, places, strict=True):
         assert place < 0 or classes[place] == label
 
 

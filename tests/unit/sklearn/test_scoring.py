@@ -1,16 +1,10 @@
 """Private scores of estimators: what is released, what it costs, how true it is."""
 
-from typing import Any
-
 import numpy as np
 import pytest
+import scipy.special
+from sklearn import metrics
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
-from sklearn.metrics import (
-    log_loss,
-    mean_gamma_deviance,
-    mean_poisson_deviance,
-    roc_auc_score,
-)
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
 
@@ -33,19 +27,24 @@ class Line(RegressorMixin, BaseEstimator):
         return self.slope * X[:, 0]
 
 
-class Odds(ClassifierMixin, BaseEstimator):
-    """The log odds of the second class are a multiple of the first feature."""
+class Softmax(ClassifierMixin, BaseEstimator):
+    """Shares of labels have these logarithms of the first feature, but for a sum."""
 
-    def __init__(self, labels=("no", "yes"), slope=2.0):
-        self.labels, self.slope = labels, slope
+    def __init__(self, labels=("no", "yes"), log_shares=lambda x: np.c_[0 * x, 2 * x]):
+        self.labels, self.log_shares = labels, log_shares
 
     def fit(self, X, y):
         self.classes_ = np.array(self.labels)
         return self
 
     def predict_proba(self, X):
-        share = 1 / (1 + np.exp(-self.slope * X[:, 0]))
-        return np.stack([1 - share, share], axis=1)
+        return scipy.special.softmax(self.log_shares(X[:, :1]), axis=1)
+
+
+def three_classes(slope=3.0):
+    """The class whose center, -1, 0 or 1, is near is most likely."""
+    centers = np.array([[-1, 0, 1]])
+    return Softmax(("down", "flat", "up"), lambda x: -slope * abs(x - centers))
 
 
 RNG = np.random.default_rng(0)
@@ -65,44 +64,28 @@ def test_numbers_are_scored_in_their_unit():
     assert scores.measures[:-1] == again.measures
     assert scores.measures[2].model.value == pytest.approx(0.5 * 0.25, rel=0.1)
     assert (privacy.epsilon, privacy.delta) == (100.0, 5000**-1.1)
-    event: Any = privacy.dp_event
-    multiplier = event.event.noise_multiplier
+    multiplier = privacy.dp_event.event.noise_multiplier
     spent = gaussian_epsilon(multiplier, privacy.delta, sensitivity=1.0, num_releases=2)
     assert spent == pytest.approx(100.0)
-
-
-class Shares(ClassifierMixin, BaseEstimator):
-    """Three classes: the one whose centre, -1, 0 or 1, is near is most likely."""
-
-    def __init__(self, slope=3.0):
-        self.slope = slope
-
-    def fit(self, X, y):
-        self.classes_ = np.array(["down", "flat", "up"])
-        return self
-
-    def predict_proba(self, X):
-        odds = np.exp(-self.slope * abs(X[:, :1] - np.array([[-1, 0, 1]])))
-        return odds / odds.sum(axis=1, keepdims=True)
 
 
 CLASSES = np.where(abs(X[:, 0]) < 0.5, "flat", np.where(X[:, 0] > 0, "up", "down"))
 
 
 def test_several_classes_are_scored_beside_the_commonest_and_a_model():
-    model = Shares().fit(X, CLASSES)
+    model = three_classes().fit(X, CLASSES)
     labels = np.where(RNG.uniform(size=5000) < 0.1, "flat", CLASSES)
     options = {"epsilon": 50.0, "random_state": 0}
     scores, privacy = score_privately(model, X, labels, **options)
     _, area, loss = scores.measures
     shares = model.predict_proba(X)
-    truth = roc_auc_score(labels, shares, multi_class="ovr", average="weighted")
+    truth = metrics.roc_auc_score(labels, shares, multi_class="ovr", average="weighted")
     assert area.model.low < truth < area.model.high
     assert area.model.high - area.model.low < 0.1
     assert area.constant == (0.5, 0.5, 0.5)
     assert loss.model.value < loss.constant.value
     assert (privacy.epsilon, scores.calibration) == (50.0, [])
-    flat = Shares(-1.0).fit(X, CLASSES)
+    flat = three_classes(-1.0).fit(X, CLASSES)
     scores, _ = score_privately(model, X, labels, baseline=flat, **options)
     wrong = np.argmax(flat.predict_proba(X), axis=1)
     right = np.mean(labels == flat.classes_[wrong])
@@ -112,21 +95,22 @@ def test_several_classes_are_scored_beside_the_commonest_and_a_model():
 
 def test_a_baseline_is_counted_and_not_read_off_a_record():
     # What it says of the first record must not decide what is released.
-    model, baseline = Odds().fit(X, LABELS), Odds(slope=-2.0).fit(X, LABELS)
-    labels, found = np.where(np.arange(5000) % 5, "yes", "no"), []
+    opposite = Softmax(log_shares=lambda x: np.c_[0 * x, -2 * x])
+    model, baseline = Softmax().fit(X, LABELS), opposite.fit(X, LABELS)
+    labels, released = np.where(np.arange(5000) % 5, "yes", "no"), []
     for first in (-3.0, 3.0):
         rows = np.concatenate([[[first]], X[1:]])
         options = {"epsilon": 10.0, "baseline": baseline, "random_state": 0}
         scores, _ = score_privately(model, rows, labels, **options)
-        found.append([measure.constant.value for measure in scores.measures[:2]])
+        released.append([measure.constant.value for measure in scores.measures[:2]])
     right = np.mean((X[:, 0] < 0) == (labels == "yes"))
-    np.testing.assert_allclose(found[0], found[1], atol=0.005)
-    assert found[0] == pytest.approx([right, 0.5], abs=0.05)
+    np.testing.assert_allclose(*released, atol=0.005)
+    assert released[0] == pytest.approx([right, 0.5], abs=0.05)
 
 
 LINE, UNSCALED = Line().fit(X, NUMBERS), Line()
-OTHER, LONE = (Odds(labels).fit(X, LABELS) for labels in (("no", "maybe"), ("a",)))
-test_wrong_arguments_are_refused = refused(
+OTHER, LONE = (Softmax(labels).fit(X, LABELS) for labels in (("no", "maybe"), ("a",)))
+test_bad_arguments_are_refused = refused(
     lambda options: score_privately(**{"model": LINE, "X": X, "y": NUMBERS} | options),
     ({"epsilon": 0.0}, "epsilon must"),
     ({"delta": 1.0}, "delta must"),
@@ -186,8 +170,8 @@ def of_errors(errors, ends):
 
 def ends_of(measures):
     """Where absolute errors are clipped, as it is printed."""
-    (found,) = [one for one in measures if one.name == "absolute error: clipped to"]
-    return [found.model.value, found.constant.value]
+    (clip,) = [one for one in measures if one.name == "absolute error: clipped to"]
+    return [clip.model.value, clip.constant.value]
 
 
 @pytest.mark.parametrize("is_missing", [False, True])
@@ -208,13 +192,14 @@ def test_labels_that_are_missing_have_no_weight():
     likely = rng.uniform(size=N) < 1 / (1 + np.exp(-2 * x[:, 0]))
     labels = np.where(likely, "yes", "no").astype(object)
     labels[missing] = np.resize(np.array([None, np.nan, "?"], object), missing.sum())
-    scores, _ = score_privately(Odds().fit(x, labels), x, labels, **NO_NOISE)
+    scores, _ = score_privately(Softmax().fit(x, labels), x, labels, **NO_NOISE)
     right, share = (x[:, 0] > 0) == likely, likely[~missing].mean()
     shown = 1 / (1 + np.exp(-2 * x[:, 0]))
     known, constant = ~missing, np.full(N, share)
+    losses = [metrics.log_loss(likely[known], x[known]) for x in (shown, constant)]
     truth = {
         "accuracy": [right[known].mean(), max(share, 1 - share)],
-        "mean logistic": [log_loss(likely[known], x[known]) for x in (shown, constant)],
+        "mean logistic": losses,
     }
     checked(scores.measures, truth, rel=0.01)
     for low, high, part in scores.calibration:
@@ -224,14 +209,14 @@ def test_labels_that_are_missing_have_no_weight():
 
 def test_classes_that_are_none_of_them_have_no_weight():
     rng, x, missing = records(2)
-    model = Shares().fit(x, None)
+    model = three_classes().fit(x, None)
     shares = model.predict_proba(x)
     places = np.array([rng.choice(3, p=row) for row in shares])
     labels = np.where(missing, "other", model.classes_[places])
     scores, _ = score_privately(model, x, labels, **NO_NOISE)
     right = shares.argmax(axis=1) == places
     level = np.bincount(places[~missing]) / np.sum(~missing)
-    loss = log_loss(places[~missing], shares[~missing])
+    loss = metrics.log_loss(places[~missing], shares[~missing])
     truth = {
         "accuracy": [right[~missing].mean(), level.max()],
         "mean logarithmic": [loss, -np.sum(level * np.log(level))],
@@ -262,15 +247,17 @@ def test_a_rate_is_scored_beside_a_constant_rate(usual, spread):
 
 
 @pytest.mark.parametrize(
-    ("power", "unit"),
-    [("poisson", "(in the unit of the target)"), ("gamma", "(without a unit)")],
+    ("power", "model", "unit"),
+    [
+        ("poisson", DPPoissonRegressor(), "(in the unit of the target)"),
+        ("gamma", DPGammaRegressor(), "(without a unit)"),
+    ],
 )
-def test_a_deviance_has_the_unit_of_its_power(power, unit):
-    model = {"poisson": DPPoissonRegressor, "gamma": DPGammaRegressor}[power]()
+def test_a_deviance_has_the_unit_of_its_power(power, model, unit):
     model.target_scale_, model.predict = 10.0, lambda X: np.full(len(X), 10.0)
     y = np.random.default_rng(0).gamma(4.0, 2.5, N)
     scores, _ = score_privately(model, np.zeros((N, 1)), y, **NO_NOISE)
-    deviance = {"poisson": mean_poisson_deviance, "gamma": mean_gamma_deviance}[power]
-    found = scores.measures[2]
-    assert found.name == f"mean {power} deviance, clipped {unit}"
-    assert found.model.value == pytest.approx(deviance(y, np.full(N, 10.0)), rel=0.01)
+    exact = getattr(metrics, f"mean_{power}_deviance")(y, np.full(N, 10.0))
+    deviance = scores.measures[2]
+    assert deviance.name == f"mean {power} deviance, clipped {unit}"
+    assert deviance.model.value == pytest.approx(exact, rel=0.01)

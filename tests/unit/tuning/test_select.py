@@ -14,15 +14,8 @@ import scipy.special
 import scipy.stats
 from dp_accounting import GaussianDpEvent, LaplaceDpEvent, NoOpDpEvent
 
-from dpjax import ADD_OR_REMOVE_ONE, losses, tuning
-from dpjax.accounting import (
-    PrivacyGuarantee,
-    Sample,
-    gaussian_epsilon,
-    gaussian_event,
-    gaussian_stddev,
-    tuning_epsilon,
-)
+from dpjax import ADD_OR_REMOVE_ONE, accounting, losses, tuning
+from dpjax.accounting import PrivacyGuarantee, gaussian_epsilon, tuning_epsilon
 from dpjax.solvers import Solution
 from dpjax.tuning import _select
 from tests.unit.refusals import refused
@@ -34,6 +27,11 @@ BUDGET = {"epsilon": 1.0, "delta": 0.0, "mean_trials": 4.0}
 def pure(epsilon):
     event = LaplaceDpEvent(1 / epsilon)
     return PrivacyGuarantee.of(epsilon, 0.0, dp_event=event)
+
+
+def gaussian(multiplier, delta):
+    epsilon = gaussian_epsilon(multiplier, delta, sensitivity=1.0)
+    return PrivacyGuarantee.of(epsilon, delta, dp_event=GaussianDpEvent(multiplier))
 
 
 COST = pure(0.1)
@@ -56,7 +54,7 @@ def select(candidates=RATES, train_fn=toy, **options):
     return tuning.dp_select(train_fn, candidates, **options)
 
 
-def test_it_releases_the_best_of_its_runs_and_how_many_stays_in(key):
+def test_the_best_run_is_released_and_the_number_of_runs_is_not(key):
     solution, law = select(key=key), _select.TrialCount("geometric", 4.0)
     num_runs = _select.draw_count(law, jax.random.fold_in(key, 0))
     draws = []
@@ -83,8 +81,7 @@ def test_runs_together_are_the_same_runs(candidates, key):
 
 
 def test_runs_of_a_list_are_made_side_by_side(key):
-    """Two runs wait for each other: one after the other they never end."""
-    both = threading.Barrier(2)
+    both = threading.Barrier(2)  # one after the other they never end
 
     def train(candidate, key):
         if not isinstance(key, jax.core.Tracer):
@@ -168,17 +165,10 @@ def test_candidates_whose_profiles_cross_cost_more_than_each_alone(key):
     that a lower run is the best. Of these the Gaussian ones have the larger ratios.
     """
     delta, mean, of_pure, multiplier = 1e-6, 10.0, 0.81, 3.0
-    exact = gaussian_epsilon(multiplier, delta, sensitivity=1.0)
-    guarantees = [
-        pure(of_pure),
-        PrivacyGuarantee.of(exact, delta, dp_event=gaussian_event(multiplier)),
-    ]
-    options = {"epsilon": 10.0, "delta": delta, "mean_trials": mean}
-    epsilon = select(
-        [0, 1],
-        lambda index, key: Solution(jnp.zeros(()), guarantees[index], {}),
-        **{"key": key, "score": OF_PARAMS, **options},
-    ).privacy.epsilon
+    guarantees = [pure(of_pure), gaussian(multiplier, delta)]
+    options = {"epsilon": 10.0, "delta": delta, "mean_trials": mean, "key": key}
+    run = lambda index, key: Solution(jnp.zeros(()), guarantees[index], {})  # noqa: E731
+    epsilon = select([0, 1], run, score=OF_PARAMS, **options).privacy.epsilon
     cells = np.r_[-np.inf, np.linspace(-9, 9, 4_001), np.inf]
     law, neighbor = (
         np.diff(scipy.special.ndtr(cells - mu))[::-1] / 2 for mu in (1 / multiplier, 0)
@@ -203,18 +193,11 @@ def test_candidates_whose_profiles_cross_cost_more_than_each_alone(key):
 def test_a_score_is_paid(key):
     for records, cost in (("holdout", 0.15), ("training", 0.25)):
         score = dataclasses.replace(BY_DRAW, privacy=pure(0.15), records=records)
-        found = select(key=jax.random.clone(key), score=score).privacy.epsilon
+        epsilon = select(key=jax.random.clone(key), score=score).privacy.epsilon
         expected = tuning_epsilon(cost, 0.0, mean_trials=4.0)
-        assert found == pytest.approx(expected, rel=1e-9)
-    first, second = (
-        PrivacyGuarantee.of(
-            gaussian_epsilon(multiplier, 1e-5, sensitivity=1.0),
-            1e-5,
-            dp_event=GaussianDpEvent(multiplier),
-        )
-        for multiplier in (6.0, 8.0)
-    )
-    both = tuning_epsilon(_select._both(first, second), 1e-5, mean_trials=4)
+        assert epsilon == pytest.approx(expected, rel=1e-9)
+    both = _select._both(gaussian(6.0, 1e-5), gaussian(8.0, 1e-5))
+    both = tuning_epsilon(both, 1e-5, mean_trials=4)
     exact = tuning_epsilon(GaussianDpEvent(4.8), 1e-5, mean_trials=4)
     assert both == pytest.approx(exact, rel=1e-4)  # events compose as they do
 
@@ -236,12 +219,9 @@ def test_a_search_that_was_killed_goes_on_and_runs_nothing_twice(tmp_path):
     options = {"epsilon": 2.0, "mean_trials": 12.0}
     law, root = _select.TrialCount("geometric", 12.0), jax.random.key(0)
     keys = (jax.random.fold_in(root, i) for i in itertools.count())
-    one = next(
-        key
-        for key in keys
-        if _select.draw_count(law, jax.random.fold_in(key, 0)) == 8
-    )  # fmt: skip
-    whole, folder = select(key=one, **options), tmp_path / "search"
+    runs = ((_select.draw_count(law, jax.random.fold_in(x, 0)), x) for x in keys)
+    one = next(key for num_runs, key in runs if num_runs == 8)
+    expected, folder = select(key=one, **options), tmp_path / "search"
 
     def search(allowed, **others):
         left = iter(range(allowed))
@@ -257,10 +237,10 @@ def test_a_search_that_was_killed_goes_on_and_runs_nothing_twice(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         search(3)
     assert folder.stat().st_mode & 0o77 == 0
-    found, unused = search(5)
+    resumed, unused = search(5)
     assert unused == 0
-    assert_same(found, whole)
-    assert_same(search(0)[0], whole)  # finished: the same release
+    assert_same(resumed, expected)
+    assert_same(search(0)[0], expected)  # finished: the same release
     twice = dataclasses.replace(BY_DRAW, fn=lambda params, key: 2 * params["draw"])
     for other in {"key": jax.random.key(7)}, {"mean_trials": 11.0}, {"score": twice}:
         with pytest.raises(ValueError, match="checkpoint must be of the same run"):
@@ -272,12 +252,9 @@ def test_a_search_that_was_killed_goes_on_and_runs_nothing_twice(tmp_path):
 def test_other_data_are_another_search(tmp_path):
     def search(values):
         mean = jax.jit(lambda x: x * jnp.asarray(values).mean())
+        train = lambda candidate, key: Solution(mean(candidate), COST, {})  # noqa: E731
         options = {"key": jax.random.key(0), "checkpoint": tmp_path / "search"}
-        return select(
-            train_fn=lambda candidate, key: Solution(mean(candidate), COST, {}),
-            score=OF_PARAMS,
-            **options,
-        )
+        select(train_fn=train, score=OF_PARAMS, **options)
 
     values = np.arange(4.0, dtype=np.float32)
     search(values)
@@ -293,9 +270,9 @@ def costly(privacy):
 OF_OTHERS = costly(dataclasses.replace(COST, relation=ADD_OR_REMOVE_ONE))
 FREE_OF_OTHERS = dataclasses.replace(FREE, relation=ADD_OR_REMOVE_ONE)
 ADDED = dataclasses.replace(BY_DRAW, privacy=FREE_OF_OTHERS)
-DRAWN = costly(Sample(100, 10).privacy(COST))
+DRAWN = costly(accounting.Sample(100, 10).privacy(COST))
 ROWS = tuning.Score(lambda params, key: RATES, FREE)
-test_what_is_refused = refused(
+test_bad_searches_are_refused = refused(
     lambda options: select(**{"key": jax.random.key(0)} | options),
     ({"candidates": []}, "candidates must be at least one"),
     ({"candidates": jnp.zeros((0, 2))}, "candidates must be arrays with at least"),
@@ -318,21 +295,18 @@ DATA = jnp.ones((50, 2)), jnp.full(50, 3.0)
 
 @pytest.mark.parametrize("delta", [0.0, 1e-5])
 def test_the_noise_of_a_score_is_there_and_has_its_scale(delta):
-    score = tuning.clipped_loss(
-        losses.squared, DATA, limit=2.0, epsilon=0.5, delta=delta
-    )
+    budget, sensitivity = {"epsilon": 0.5, "delta": delta}, 2.0 / 50
+    score = tuning.clipped_loss(losses.squared, DATA, limit=2.0, **budget)
     keys = jax.random.split(jax.random.key(0), 4_000)
-    found = jax.vmap(score.fn, (None, 0))(jnp.ones(2), keys)
-    sensitivity = 2.0 / 50
+    scores = jax.vmap(score.fn, (None, 0))(jnp.ones(2), keys)
     if delta == 0:
         law = scipy.stats.laplace(-0.5, sensitivity / 0.5)
         assert score.privacy.dp_event == LaplaceDpEvent(2.0)
     else:
-        law = scipy.stats.norm(
-            -0.5, gaussian_stddev(0.5, delta, sensitivity=sensitivity)
-        )
+        stddev = accounting.gaussian_stddev(**budget, sensitivity=sensitivity)
+        law = scipy.stats.norm(-0.5, stddev)
         assert tuning_epsilon(score.privacy, delta, mean_trials=1) <= 0.5 * (1 + 1e-6)
-    noise = np.asarray(found) + 0.5
+    noise = np.asarray(scores) + 0.5
     for factor in (1, 2 / 3, 3 / 2, 0):  # another scale, or none, is found out
         pvalue = scipy.stats.kstest(factor * noise - 0.5, law.cdf).pvalue
         assert (pvalue > 1e-6) == (factor == 1)
@@ -341,8 +315,8 @@ def test_the_noise_of_a_score_is_there_and_has_its_scale(delta):
 def test_no_record_moves_a_score_by_more():
     def score(values):
         options = {"limit": 2.0, "epsilon": 1e9, "delta": 0.0}
-        found = tuning.clipped_loss(lambda params, x: x, values, **options)
-        return float(found.fn(None, jax.random.key(1)))
+        made = tuning.clipped_loss(lambda params, x: x, values, **options)
+        return float(made.fn(None, jax.random.key(1)))
 
     values = jnp.linspace(0.0, 3.0, 21)
     for bad in (jnp.nan, jnp.inf, -jnp.inf, 1e38, -1.0, 0.0):

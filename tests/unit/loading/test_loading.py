@@ -1,15 +1,22 @@
-"""Records in files: what is read is what was written; a sample of a stream of them."""
+"""Records in files, a sample of a stream of them, and records dealt out over devices.
+
+Over processes they are dealt out in nightly/test_processes.py.
+"""
 
 import tracemalloc
-from functools import partial
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
-from dpjax.loading import MemoryMapped, Parquet, sample
+from dpjax import batching as ways
+from dpjax.batching import Full, Poisson, WithoutReplacement
+from dpjax.loading import MemoryMapped, Parquet, batches, load, sample
+from tests.unit.refusals import refused
 
 N = 23
 RNG = np.random.default_rng(0)
@@ -64,7 +71,7 @@ ROWS += [np.array([22, 3, 3, 0, 11]), np.empty(0, int)]
 
 
 @pytest.mark.parametrize("kind", ["parquet", "parquet with missing", "mapped"])
-def test_what_was_written_is_read(kind, tmp_path):
+def test_records_are_read_as_they_were_written(kind, tmp_path):
     for name, values in COLUMNS.items():
         np.save(tmp_path / f"{name}.npy", values)
     is_missing = kind == "parquet with missing"
@@ -112,7 +119,7 @@ def test_numbers_beyond_32_bits_become_the_nearest(name, tmp_path):
     assert_same(Parquet(tmp_path / "x.parquet", "x")[:], nearest)
 
 
-def test_it_is_a_source_of_grain(tmp_path):
+def test_files_are_a_source_of_grain(tmp_path):
     import grain
 
     source = Parquet(write_parquet(tmp_path, False), {"int64": "int64"})
@@ -120,25 +127,25 @@ def test_it_is_a_source_of_grain(tmp_path):
     assert [dataset[i] for i in range(N)] == list(range(N))
 
 
-def test_names_what_it_cannot_read(tmp_path):
+def test_columns_and_files_that_cannot_be_read_are_refused(tmp_path):
     paths, other = write_parquet(tmp_path, False), tmp_path / "other.parquet"
     pq.write_table(pa.table({"int64": np.arange(3.0)}), other)
     arrays = {"text": np.array(["a", "b"]), "two": np.zeros(2), "none": np.zeros(())}
     for name, array in (arrays | {"three": np.zeros(3)}).items():
         np.save(tmp_path / f"{name}.npy", array)
     text, two, none, three = (tmp_path / f"{x}.npy" for x in (*arrays, "three"))
-    for source, files, message in (
-        (partial(Parquet, columns=["name"]), paths, "columns .*'name' of string"),
-        (partial(Parquet, columns=["missing"]), paths[0], "'missing' of nothing"),
-        (partial(Parquet, columns=[]), paths, "columns must be a pytree of at least"),
-        (partial(Parquet, columns=["int64"]), [], "files must be a path"),
-        (partial(Parquet, columns=["int64"]), [*paths, other], "with the same columns"),
-        (MemoryMapped, text, "files must be arrays of real numbers"),
-        (MemoryMapped, (two, three), "files must be arrays that share one"),
-        (MemoryMapped, none, "files must be arrays that share one"),
+    for source, given, message in (
+        (Parquet, (paths, ["name"]), "columns .*'name' of string"),
+        (Parquet, (paths[0], ["missing"]), "'missing' of nothing"),
+        (Parquet, (paths, []), "columns must be a pytree of at least"),
+        (Parquet, ([], ["int64"]), "files must be a path"),
+        (Parquet, ([*paths, other], ["int64"]), "with the same columns"),
+        (MemoryMapped, [text], "files must be arrays of real numbers"),
+        (MemoryMapped, [(two, three)], "files must be arrays that share one"),
+        (MemoryMapped, [none], "files must be arrays that share one"),
     ):
         with pytest.raises(ValueError, match=message):
-            source(files)
+            source(*given)
     with pytest.raises(IndexError, match="rows must be 0 to 22"):
         Parquet(paths, ["int64"])[23]
 
@@ -166,24 +173,24 @@ def test_each_order_of_each_subset_is_as_likely():
 
 
 @pytest.mark.parametrize("size", [1, 7, 200, 1000, 5000])
-def test_how_it_is_cut_changes_nothing(size, tmp_path):
+def test_a_sample_is_the_same_however_the_stream_is_cut(size, tmp_path):
     np.save(tmp_path / "x.npy", np.arange(1000))
     source = MemoryMapped({"number": tmp_path / "x.npy", "pair": tmp_path / "x.npy"})
     mapped = (source[start : start + 300] for start in range(0, 1000, 300))
     streams = [*(chunks(1000, k) for k in (1, 13, 1000)), mapped]
-    found = [sample(one, size, key=jax.random.key(1)) for one in streams]
-    sizes = {(x.num_samples, x.sample_size) for _, x in found}
+    samples = [sample(one, size, key=jax.random.key(1)) for one in streams]
+    sizes = {(x.num_samples, x.sample_size) for _, x in samples}
     assert sizes == {(1000, min(size, 1000))}
-    assert len({drawn for _, drawn in found}) == len(found)  # each is another
-    numbers = found[0][0]["number"]
-    np.testing.assert_array_equal(found[0][0]["pair"], np.c_[numbers, -numbers])
+    assert len({drawn for _, drawn in samples}) == len(samples)  # each is another
+    numbers = samples[0][0]["number"]
+    np.testing.assert_array_equal(samples[0][0]["pair"], np.c_[numbers, -numbers])
     assert len(set(numbers)) == min(size, 1000)
     assert (size >= 1000) == (numbers.tolist() == [*range(1000)])
-    for other, _ in found:
+    for other, _ in samples:
         np.testing.assert_array_equal(other["number"], numbers)
 
 
-def test_it_keeps_a_few_times_its_size_at_most():
+def test_sampling_keeps_a_few_times_the_sample_at_most():
     def peak(num):
         tracemalloc.start()
         parts = (np.full((10, 10_000), 1.0) for _ in range(num))
@@ -196,11 +203,107 @@ def test_it_keeps_a_few_times_its_size_at_most():
     assert peak(300) < 200  # of 3,000 records
 
 
-def test_bad_input_is_named():
-    for source, size, message in (
-        ([np.arange(3)], 0, "size must be an integer of at least 1"),
-        ([], 2, "chunks must be at least one"),
-        ([{"x": np.arange(3), "y": np.arange(2)}], 2, "chunks must"),
+test_bad_samples_are_refused = refused(
+    lambda given: sample(*given, key=jax.random.key(0)),
+    (([np.arange(3)], 0), "size must be an integer of at least 1"),
+    (([], 2), "chunks must be at least one"),
+    (([{"x": np.arange(3), "y": np.arange(2)}], 2), "chunks must"),
+)
+
+
+# -- Records that are dealt out over devices -------------------------------------------
+NUM, T = 40, 4
+FEATURES = np.random.default_rng(0).standard_normal((NUM, 2)).astype(np.float32)
+
+
+class Recorder:
+    """Records in memory that write down which of them were read."""
+
+    def __init__(self, data):
+        self.data, self.read = data, []
+
+    def __len__(self):
+        return len(self.data[0])
+
+    def __getitem__(self, rows):
+        if not isinstance(rows, slice):
+            self.read.append(rows)
+        return tuple(x[rows] for x in self.data)
+
+
+def by_records():
+    # On one device: on more, batches are padded to a multiple of them.
+    mesh = jax.make_mesh((1,), ("records",), devices=jax.devices()[:1])
+    return NamedSharding(mesh, PartitionSpec("records"))
+
+
+def state_of(batching, num_steps=T):
+    return batching.init(jax.random.key(3), NUM, num_steps, epsilon=1.0, delta=1e-5)
+
+
+def source():
+    return Recorder((FEATURES, np.arange(NUM, dtype=np.int32)))
+
+
+def test_all_records_are_loaded():
+    features, _ = load(source(), by_records())
+    assert features.sharding == by_records()
+    np.testing.assert_array_equal(features, FEATURES)
+
+
+BATCHINGS = [Full(), ways.Disjoint(), WithoutReplacement(7), Poisson(8.0)]
+BATCHINGS += [ways.CyclicPoisson(8.0, 3), ways.BallsInBins(3), ways.ShuffledEpochs(16)]
+
+
+@pytest.mark.quick(2)
+@pytest.mark.parametrize("batching", BATCHINGS, ids=repr)
+def test_batches_are_those_that_are_drawn_in_memory(batching):
+    records, state = source(), state_of(batching)
+    loaded = list(batches(records, state_of(batching), sharding=by_records()))
+    assert len(loaded) == T
+    for step, ((features, numbers), mask) in enumerate(loaded):
+        data = jnp.asarray(FEATURES), jnp.arange(NUM)
+        (wanted, rows), wanted_mask, state = batching.draw(state, data)
+        np.testing.assert_array_equal(features, wanted)
+        np.testing.assert_array_equal(numbers, rows)
+        np.testing.assert_array_equal(mask, wanted_mask)
+        assert not np.any(np.asarray(features)[np.asarray(mask)])
+        real = np.asarray(rows)[~np.asarray(mask)]
+        # No record is read but those of the batch.
+        np.testing.assert_array_equal(records.read[step], np.sort(real))
+    assert not list(batches(records, state, sharding=by_records()))  # it is over
+
+
+def test_batches_go_on_from_a_state():
+    batching = Poisson(8.0)
+
+    def dataset():
+        return batches(source(), state_of(batching), sharding=by_records())
+
+    numbers_of_all = [np.asarray(numbers) for (_, numbers), _ in dataset()]
+    iterator = iter(dataset())
+    next(iterator)
+    state = iterator.get_state()
+    again = iter(dataset())
+    again.set_state(state)
+    _, _, following = batching.draw(state_of(batching), jnp.arange(NUM))
+    later = batches(source(), following, sharding=by_records())
+    for rest in (again, later):
+        rest = [np.asarray(numbers) for (_, numbers), _ in rest]
+        np.testing.assert_array_equal(rest, numbers_of_all[1:])
+
+
+def test_bad_arguments_of_batches_are_refused():
+    right = {"source": source(), "state": state_of(Full()), "sharding": by_records()}
+    nothing = Recorder((FEATURES[:0],))
+    unsharded = NamedSharding(by_records().mesh, PartitionSpec(None))
+    loaded = {"source": source(), "sharding": by_records()}
+    for call, given, message in (
+        (batches, right | {"state": WithoutReplacement(7)}, "state .* batching.init"),
+        (batches, right | {"source": nothing}, "source .* 40 records .*'0 records'"),
+        (batches, right | {"sharding": jax.devices()[0]}, "sharding .* NamedSharding"),
+        (load, loaded | {"sharding": unsharded}, "sharding .* NamedSharding of rows"),
+        (load, loaded | {"source": nothing}, "source must be at least one record"),
     ):
         with pytest.raises(ValueError, match=message):
-            sample(source, size, key=jax.random.key(0))
+            call(**given)
