@@ -18,6 +18,7 @@ from dpjax.accounting._smooth import calibrate_smooth_noise, smooth_noise_rho
 from dpjax.gradients import streamed_grad
 from dpjax.mechanisms import BandedToeplitz, BinaryTree, BufferedToeplitz
 from dpjax.transforms import aggregate, dp_sgd, privatize
+from tests.unit.refusals import refused
 
 FALSE_ALARM = 1e-6
 WINSORIZATION, TRUNCATION = estimators.Winsorization(1.0), estimators.Truncation(1.0)
@@ -107,7 +108,7 @@ def test_a_mask_is_of_a_batch_that_was_sampled():
 
 
 @pytest.mark.parametrize("is_whole", [True, False], ids=["the chain", "its first"])
-def test_injected_hyperparameters(is_whole, key):
+def test_injected_hyperparameters_follow_their_schedule(is_whole, key):
     def inner(noise_multiplier):
         return private(TRUNCATION, noise_multiplier, key)
 
@@ -185,7 +186,7 @@ def test_a_private_size_divides_nothing(name, key):
         make(relation=ADD_OR_REMOVE_ONE, user_ids=jnp.arange(4), num_users=4)
 
 
-TRIMMED = estimators.TrimmedMean(0.25, -1.0, 1.0)
+TRIMMED = estimators.TrimmedMean(0.1, -1.0, 1.0)
 EACH_FIRST = {
     "aggregate": lambda key: aggregate(TRUNCATION),
     "privatize": lambda key: private(TRUNCATION, key=key),
@@ -219,7 +220,7 @@ WRAPPERS = {
 
 @each_first
 @pytest.mark.parametrize("wrapper", WRAPPERS)
-def test_wrappers_that_break_it_are_refused(name, wrapper, key):
+def test_wrappers_that_break_the_privacy_are_refused(name, wrapper, key):
     inner = EACH_FIRST[name](key)
     params = {"w": jnp.zeros(2), "other": jnp.zeros(3)}
     grads = {"w": jnp.ones((6, 2)), "other": jnp.full((6, 3), 7.0)}
@@ -240,7 +241,7 @@ def test_wrappers_that_break_it_are_refused(name, wrapper, key):
             jax.jit(optimizer.update)(grads, state, params)
 
 
-def test_wrappers_go_after_it(key):
+def test_wrappers_may_stand_after_privatize(key):
     mean = EACH_FIRST["privatize"](key)
     grads = {"w": jnp.ones((6, 2)), "frozen": jnp.full((6, 3), 7.0)}
     frozen = optax.masked(optax.set_to_zero(), {"w": False, "frozen": True})
@@ -272,7 +273,7 @@ def released(strategy, key, params):
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_it_is_independent_noise_of_the_same_keys(name):
+def test_correlated_noise_is_independent_noise_of_the_same_keys_times_the_inverse(name):
     # What a run adds with C is C^-1 times what it adds without.
     params = {"w": jnp.zeros((2, 3)), "b": jnp.zeros(())}
     run = jax.jit(released, static_argnums=0)
@@ -286,25 +287,12 @@ def test_it_is_independent_noise_of_the_same_keys(name):
 
 
 # -- Noise by smooth sensitivity ------------------------------------------------------
-ESTIMATOR = estimators.TrimmedMean(0.1, -1.0, 1.0)
-
-
-def privatized(estimator, *, rho, key):
-    return privatize(estimator, noise_multiplier=(2 * rho) ** -0.5, key=key)
-
-
-def samples_of(num_rows, num_columns):
-    """Columns of very different spread, each many times."""
-    samples = np.random.default_rng(0).standard_t(2, (num_rows, num_columns))
-    spreads = np.tile([0.0, 1e-2, 1.0, 1e2], num_columns // 4)
-    return jnp.asarray(samples * spreads, jnp.float32)
-
-
 def test_noise_is_the_multiplier_times_the_smooth_sensitivity(key):
     rho, n, d = 40.0, 50, 20_000
-    grads = {"a": samples_of(n, d // 2), "b": jnp.zeros((n, d // 2))}
-    transform = privatized(ESTIMATOR, rho=rho, key=key)
-    released = updated(transform, grads)
+    samples = np.random.default_rng(0).standard_t(2, (n, d // 2))
+    samples *= np.tile([0.0, 1e-2, 1.0, 1e2], d // 8)  # of very different spread
+    grads = {"a": jnp.float32(samples), "b": jnp.zeros((n, d // 2))}
+    released = updated(private(TRIMMED, (2 * rho) ** -0.5, key), grads)
     # Each of d coordinates gets a d-th of the budget.
     noise = calibrate_smooth_noise(rho / d, num_samples=n, trim_count=5)
     spent = smooth_noise_rho(
@@ -313,7 +301,7 @@ def test_noise_is_the_multiplier_times_the_smooth_sensitivity(key):
     assert d * spent <= rho
     assert d * spent > 0.999 * rho
     mean, sensitivity = jax.jit(
-        lambda x: ESTIMATOR.with_smooth_sensitivity(x, noise.smoothness)
+        lambda x: TRIMMED.with_smooth_sensitivity(x, noise.smoothness)
     )(grads)
     trees = (ravel_pytree(tree)[0] for tree in (released, mean, sensitivity))
     x, y, s = map(np.float64, trees)
@@ -340,39 +328,31 @@ def test_noise_is_the_multiplier_times_the_smooth_sensitivity(key):
 
 def test_the_guess_of_the_spread_changes_the_split_alone(key):
     grads = jax.random.normal(key, (200, 4))
-    estimator = dataclasses.replace(ESTIMATOR, relative_spread=1e4)
-    transform = privatized(estimator, rho=1e6, key=jax.random.key(0))
+    estimator = dataclasses.replace(TRIMMED, relative_spread=1e4)
+    transform = private(estimator, 2e6**-0.5)
     noise = calibrate_smooth_noise(
         1e6 / 4, num_samples=200, trim_count=20, relative_spread=1e4
     )
     mean, sensitivity = jax.jit(
-        lambda x: ESTIMATOR.with_smooth_sensitivity(x, noise.smoothness)
+        lambda x: TRIMMED.with_smooth_sensitivity(x, noise.smoothness)
     )(grads)
     # Laplace beyond 45 scales, normal beyond 9.4: never drawn.
     largest = 45 * math.exp(9.4 * noise.sigma) * noise.multiplier * sensitivity
     assert (jnp.abs(updated(transform, grads) - mean) <= largest).all()
 
 
-def test_bad_updates(key):
-    rows = jnp.zeros((10, 2))
-
-    def traced(multiplier):
-        return updated(privatize(ESTIMATOR, noise_multiplier=multiplier, key=key), rows)
-
-    with pytest.raises(ValueError, match="noise_multiplier must be a concrete number"):
-        jax.jit(traced)(1.0)
-    transform = privatized(ESTIMATOR, rho=1.0, key=key)
-    mask = jnp.zeros(10, bool)
-    with pytest.raises(ValueError, match="estimator must be one that takes masks"):
-        updated(transform, rows, is_padding_example=mask)
-    fixed = privatize(ESTIMATOR, noise_multiplier=1.0, key=key, sampled=False)
-    with pytest.raises(ValueError, match="is_padding_example must be None"):
-        updated(fixed, rows, is_padding_example=mask)
-    with pytest.raises(ValueError, match="estimator must be one that takes masks"):
-        privatize(ESTIMATOR, noise_multiplier=1.0, key=key, relation=ADD_OR_REMOVE_ONE)
-    with pytest.raises(ValueError, match="noise must be a strategy of dpjax"):
-        privatize(ESTIMATOR, noise_multiplier=1.0, key=key, noise=BinaryTree(4))
-    with pytest.raises(ValueError, match="num_samples must be more than the 2"):
-        updated(transform, rows[:2])
-    with pytest.raises(ValueError, match="must be arrays that share"):
-        transform.update({"a": rows, "b": rows[:5]}, transform.init(rows))
+ROWS, MASK = jnp.zeros((10, 2)), {"is_padding_example": jnp.zeros(10, bool)}
+of_trimmed = partial(private, TRIMMED)
+test_what_does_not_fit_a_trimmed_mean_is_named = refused(
+    lambda call: call(),
+    (
+        lambda: jax.jit(lambda x: updated(of_trimmed(x), ROWS))(1.0),
+        "noise_multiplier must be a concrete number",
+    ),
+    (lambda: updated(of_trimmed(), ROWS, **MASK), "must be one that takes masks"),
+    (lambda: updated(of_trimmed(sampled=False), ROWS, **MASK), "padding_example must"),
+    (lambda: of_trimmed(relation=ADD_OR_REMOVE_ONE), "must be one that takes masks"),
+    (lambda: of_trimmed(noise=BinaryTree(4)), "noise must be a strategy of dpjax"),
+    (lambda: updated(of_trimmed(), ROWS[:2]), "num_samples must be more than the 2"),
+    (lambda: updated(of_trimmed(), {"a": ROWS, "b": ROWS[:5]}), "arrays that share"),
+)
