@@ -171,13 +171,6 @@ def with_tangent(layer):
     return ruled
 
 
-def closed_over(layer):
-    constants = np.arange(3.0)
-    return lambda params, key, x: jax.jit(
-        lambda x: layer(params, key, x) + jnp.asarray(constants, x.dtype)
-    )(x)
-
-
 def without_gradient(layer):
     def looped(params, key, x):
         fixed, start = lax.stop_gradient((params, x))
@@ -190,35 +183,32 @@ def without_gradient(layer):
     return looped
 
 
+def of_x(run):
+    """A wrapper of layers by `run(f, x)`, for f a layer as a function of x alone."""
+    return lambda layer: lambda params, key, x: run(lambda x: layer(params, key, x), x)
+
+
 WRAPPERS = {
     "jit": jax.jit,
     "inlined": partial(jax.jit, inline=True),
     "donated": partial(jax.jit, donate_argnums=2),
-    "closed over": closed_over,
+    "closed over": of_x(
+        lambda f, x: jax.jit(lambda x: f(x) + jnp.asarray(np.arange(3.0), x.dtype))(x)
+    ),
     "checkpoint": jax.checkpoint,
     "rule": with_rule,
     "tangent": with_tangent,
-    "scan": lambda layer: (
-        lambda params, key, x: lax.scan(
-            lambda x, scale: (scale * layer(params, key, x), None),
-            x,
-            jnp.ones(2, x.dtype),
+    "scan": of_x(
+        lambda f, x: lax.scan(
+            lambda x, scale: (scale * f(x), None), x, jnp.ones(2, x.dtype)
         )[0]
     ),
     "while": without_gradient,
-    "loop": lambda layer: (
-        lambda params, key, x: lax.fori_loop(
-            0, 2, lambda i, x: layer(params, key, x), x
-        )
-    ),
+    "loop": of_x(lambda f, x: lax.fori_loop(0, 2, lambda i, x: f(x), x)),
     "cond": lambda layer: (
         lambda params, key, x: lax.cond(x[0] > 0, layer, LAYERS["gelu"], params, key, x)
     ),
-    "rows": lambda layer: (
-        lambda params, key, x: jax.vmap(layer, (None, None, 0))(
-            params, key, jnp.stack([x, -x])
-        ).sum(0)
-    ),
+    "rows": of_x(lambda f, x: jax.vmap(f)(jnp.stack([x, -x])).sum(0)),
 }
 
 
@@ -268,7 +258,7 @@ ALWAYS = [
 ]
 
 
-def test_layers_in_and_after_each_other(search):
+def test_layers_in_and_after_each_other_are_the_same_streamlined(search):
     def check(program):
         def run(change, params, batch):
             grad_fn = change(jax.value_and_grad(loss_of(program)))
