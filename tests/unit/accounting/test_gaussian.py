@@ -39,19 +39,14 @@ def test_formula_is_the_integral():
 
 
 @pytest.mark.parametrize("epsilon", EPSILONS)
-def test_stddev_is_safe_and_tight(epsilon):
+def test_stddev_and_epsilon_are_safe_and_tight(epsilon):
     for delta in DELTAS:
         stddev = gaussian_stddev(epsilon, delta, sensitivity=1.0)
         assert exact_delta(stddev, epsilon) <= delta
         if epsilon >= 1e-4:  # The documented slack is 1e-9, float64's is below 1e-8.
             assert exact_delta(stddev * (1 - 1e-8), epsilon) > delta
-
-
-@pytest.mark.parametrize("delta", [1e-10, 1e-5, 0.1])
-@pytest.mark.parametrize("stddev", [1e-2, 0.5, 3.0, 1e3, 1e6])
-def test_epsilon_is_safe(stddev, delta):
-    epsilon = gaussian_epsilon(stddev, delta, sensitivity=1.0)
-    assert exact_delta(stddev, epsilon) <= delta * (1 + 1e-7)
+        price = gaussian_epsilon(stddev, delta, sensitivity=1.0)
+        assert exact_delta(stddev, price) <= delta * (1 + 1e-7)
 
 
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 10.0])
@@ -89,7 +84,7 @@ def test_tight_is_the_minimum_over_all_orders(rho):
             assert exact <= tight * (1 + 1e-9)
 
 
-def test_limits():
+def test_limits_of_the_gaussian_and_of_zcdp():
     assert gaussian_stddev(1.0, 0.0, sensitivity=0.0) == 0.0
     assert gaussian_epsilon(0.0, 0.0, sensitivity=0.0) == 0.0
     assert gaussian_epsilon(1e300, 1e-300, sensitivity=1.0) == 0.0

@@ -1,7 +1,4 @@
-"""Private selection: its exact law, its privacy on worst neighbours, chunks, floats.
-
-Every random check has a fixed key and a false-alarm rate of 1e-6 for a right mechanism.
-"""
+"""Private selection: its exact law, its privacy on worst neighbours, chunks, floats."""
 
 import itertools
 import math
@@ -16,7 +13,7 @@ import scipy.stats
 
 from dpjax.mechanisms import exponential, permute_and_flip
 
-FALSE_ALARM = 1e-6
+FALSE_ALARM = 1e-6  # of a right mechanism, whose key is fixed
 SCORES = np.array([0.0, 1.5, 2.0, -1.0, 2.5])
 EPSILON, RANGE = 1.3, 2.0
 

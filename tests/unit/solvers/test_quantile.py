@@ -14,6 +14,7 @@ from dpjax.solvers import dp_quantile
 from dpjax.solvers.statistics import _quantile
 from dpjax.solvers.statistics._quantile import _WIDTH_EDGES, _preference, _width_scores
 from dpjax.solvers.statistics._quantile import EDGES as DEFAULT_EDGES
+from tests.unit.mechanisms.test_selection import flip_law
 
 WILD = [math.nan, math.inf, -math.inf, 1e38, -1e38, 1e-45, -0.0, 0.5, 1.5, 2.5, 9.0]
 EDGES = jnp.array([0.0, 1.0, 2.0, 3.0])
@@ -81,21 +82,6 @@ def test_neighbours_move_scores_by_one_and_their_gaps_by_two(num_samples):
     assert is_attained or num_samples < 50
 
 
-def law(scores, epsilon):
-    """Exact probabilities of permute-and-flip (McKenna, Sheldon 2020)."""
-    accept = np.exp(epsilon / 2 * (scores - scores.max()))
-    total = []
-    for v in range(len(accept)):
-        others = np.delete(accept, v)
-        terms = [
-            (-1) ** size / (size + 1) * np.prod(chosen)
-            for size in range(len(others) + 1)
-            for chosen in itertools.combinations(others, size)
-        ]
-        total.append(accept[v] * sum(terms))
-    return np.array(total)
-
-
 def test_the_law_that_is_drawn_and_that_of_neighbours(key):
     samples, epsilon, num_draws = from_counts((9, 6, 6)), 0.7, 100_000
 
@@ -106,8 +92,9 @@ def test_the_law_that_is_drawn_and_that_of_neighbours(key):
     counts = [int((values == middle).sum()) for middle in (0.5, 1.5, 2.5)]
     assert sum(counts) == num_draws
 
-    def rejects(epsilon):  # half of it is for the interval
-        expected = law(np.array([-2.0, 0.0, -5.0]), epsilon / 2) * num_draws
+    def rejects(epsilon):
+        # Half of it is for the interval, and scores have a range of 2.
+        expected = flip_law(np.array([-2.0, 0.0, -5.0]), epsilon / 4) * num_draws
         return scipy.stats.chisquare(counts, expected).pvalue < FALSE_ALARM
 
     assert not rejects(epsilon)
@@ -115,7 +102,7 @@ def test_the_law_that_is_drawn_and_that_of_neighbours(key):
     assert rejects(epsilon * 3 / 2)
     # All data sets of 7 records in 3 bins, and all their neighbours, by the exact law.
     laws = {
-        counts: law(np.asarray(scores_of(from_counts(counts), 0.5)), 2.0)
+        counts: flip_law(np.asarray(scores_of(from_counts(counts), 0.5)), 1.0)
         for counts in all_counts(7)
     }
     largest = max(
