@@ -1,9 +1,4 @@
-"""The price of a private selection, against selections whose privacy is computed.
-
-`exact_epsilon` is that of one selection on a finite set of outputs in a given order;
-`attacked_epsilon` the largest of many orders. Laws of the number of trials enter as
-their generating functions, written anew here.
-"""
+"""The price of a private selection, against selections whose privacy is computed."""
 
 import math
 
@@ -30,7 +25,7 @@ DISTRIBUTIONS = (*SHAPES, "poisson", "binomial")
 
 
 def generating_function(distribution, mean):
-    """x -> E x^K, of the law with this mean."""
+    """x -> E x^K, of the law of K with this mean, written anew."""
     if distribution == "poisson":
         return lambda x: np.exp(mean * (x - 1))
     if distribution == "binomial":
@@ -81,15 +76,14 @@ def exact_delta(p, q, f, epsilon):
 
 
 def exact_epsilon(p, q, f, delta, least=0.0):
+    """That of one selection among outputs in order, by bisection."""
     low, high = least, 50.0
     if exact_delta(p, q, f, low) <= delta:
         return low
     for _ in range(30):
         middle = (low + high) / 2
-        if exact_delta(p, q, f, middle) > delta:
-            low = middle
-        else:
-            high = middle
+        is_above = exact_delta(p, q, f, middle) > delta
+        low, high = (middle, high) if is_above else (low, middle)
     return low
 
 
@@ -241,7 +235,7 @@ def test_a_guarantee_counts_where_its_event_is_unknown():
     assert tuning_epsilon(PrivacyGuarantee.non_private(), DELTA, **options) == math.inf
 
 
-def test_limits():
+def test_limits_of_a_tuning():
     assert tuning_epsilon(0.0, 0.0, mean_trials=5) == 0
     assert tuning_epsilon(math.inf, 0.0, mean_trials=5) == math.inf
     assert tuning_epsilon(math.inf, DELTA, mean_trials=5) == math.inf

@@ -68,13 +68,8 @@ def finished(run, data=None):
     return state, metrics
 
 
-def words(tree):
-    """All leaves, keys as their words."""
-    return [*map(np.asarray, jax.tree.leaves(without_keys(tree)))]
-
-
 def assert_same(one, other):
-    jax.tree.map(np.testing.assert_array_equal, words(one), words(other))
+    chex.assert_trees_all_equal(*map(without_keys, (one, other)))
 
 
 SCALED = Scaled(Truncation(1.0), {"w": 2.0, "b": 0.5})
@@ -107,8 +102,7 @@ def step_by_hand(name, multiplier, params, state, batches):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_it_is_the_loop_of_the_guide(name):
-    """The same parameters, batches and price as the parts composed by hand."""
+def test_parameters_batches_and_price_are_those_of_parts_composed_by_hand(name):
     estimator, batching, monitor = CASES[name]
     run = training(estimator=estimator, batching=batching, monitor=monitor)
     scheme = batching.sampling(N, T)
@@ -156,7 +150,7 @@ def test_correlated_noise_is_that_of_the_strategy():
     np.testing.assert_allclose(metrics["noise_norm"], math.sqrt(D) * stddev, rtol=1e-4)
 
 
-def test_scan_donation_and_restored_states_are_the_same_run():
+def test_scanned_donated_and_restored_states_are_the_same_run():
     run, data = training(monitor=0.3), records()
     expected = finished(run)
 
@@ -177,9 +171,9 @@ def test_scan_donation_and_restored_states_are_the_same_run():
     np.testing.assert_allclose(state.params["w"], expected[0].params["w"], rtol=1e-5)
     assert float(last["loss"]) == pytest.approx(float(expected[1]["loss"]), rel=1e-4)
     # A step too many changes nothing.
-    before = words(state)
+    before = jax.tree.map(np.array, without_keys(state))
     after, metrics = donated(state, data)
-    jax.tree.map(np.testing.assert_array_equal, before, words(after))
+    assert_same(after, before)
     assert int(metrics.pop("step")) == T
     assert not any(map(float, metrics.values()))
 
@@ -205,7 +199,7 @@ def test_monitor_pays_with_its_share_and_tells_the_mean_loss():
     assert 0.5 < np.mean(losses[1:] <= bound) < 1.0
 
 
-def test_users_and_aux():
+def test_users_are_the_records_and_aux_changes_nothing():
     x, y = records()
     users = by_user((x, y), jnp.arange(N) // 4, num_users=12, records_per_user=4)
 
@@ -223,7 +217,7 @@ def test_users_and_aux():
 
 
 @pytest.mark.parametrize("batching", [Poisson(6.0), BallsInBins(5)])
-def test_add_or_remove_costs_what_it_says(batching):
+def test_add_or_remove_costs_what_its_batches_cost(batching):
     run = training(relation=ADD_OR_REMOVE_ONE, batching=batching)
     # Its n is public, so that a row may be blanked, but not added or removed.
     assert run.privacy.relation is type(ADD_OR_REMOVE_ONE).REPLACE_SPECIAL
@@ -242,9 +236,8 @@ def test_noise_that_follows_the_data_has_no_public_norm():
     assert run.noise_multiplier == accounting.noise_multiplier(
         *BUDGET.values(), accounting.Sampling(num_steps=T, noise=trimmed.noise)
     )
-    _, metrics = finished(run)
     names = "gradient_norm loss loss_bound loss_stddev step"
-    assert sorted(metrics) == names.split()
+    assert sorted(finished(run)[1]) == names.split()
 
 
 def test_what_is_recommended_is_the_default():

@@ -40,19 +40,13 @@ def _float64():
         yield
 
 
-def specials(dtype):
-    info = np.finfo(dtype)
-    tiny = info.smallest_subnormal
-    values = [0.0, -0.0, tiny, -tiny, 7 * tiny, info.tiny, -info.tiny, 1.0, -1.0]
-    values += [1 + info.eps, 1 - info.epsneg, 1e30, -1e30, 1e38, -1e38]
-    return np.array([*values, info.max, -info.max, np.inf, -np.inf, np.nan], dtype)
-
-
 def columns(rng, num_samples, dtype):
     """Samples (n, d) with heavy tails, ties, constants, and all that is special."""
-    n = num_samples
-    every = specials(dtype)
-    heavy = rng.standard_cauchy((n, 3))
+    n, info, heavy = num_samples, np.finfo(dtype), rng.standard_cauchy((num_samples, 3))
+    tiny = info.smallest_subnormal
+    every = [0.0, -0.0, tiny, -tiny, 7 * tiny, info.tiny, -info.tiny, 1.0, -1.0]
+    every += [1 + info.eps, 1 - info.epsneg, 1e30, -1e30, 1e38, -1e38]
+    every = np.array([*every, info.max, -info.max, np.inf, -np.inf, np.nan], dtype)
     parts = [
         heavy,
         heavy * 10.0 ** rng.integers(-40, 30, (n, 3)),
@@ -68,16 +62,12 @@ def columns(rng, num_samples, dtype):
     return np.concatenate([*parts, rng.choice(every, (n, 6)), constants], axis=1)
 
 
-def ordered(samples):
-    finite = np.where(np.isnan(samples), 0, samples)
-    return np.sort(np.clip(finite, -LARGEST, LARGEST).astype(samples.dtype), axis=0)
-
-
 def check(samples, trim_count, order=order, total_of=total_of):
     """All three statistics of one array, against its sort and exact sums."""
     n, m = len(samples), trim_count
     found = order(samples, m)
-    expected = ordered(samples)
+    finite = np.clip(np.where(np.isnan(samples), 0, samples), -LARGEST, LARGEST)
+    expected = np.sort(finite.astype(samples.dtype), axis=0)
     for x in found:
         assert x.dtype == samples.dtype
     np.testing.assert_array_equal(found.low, expected[m::-1])
@@ -99,13 +89,17 @@ def check(samples, trim_count, order=order, total_of=total_of):
 @pytest.mark.quick(3)
 @both_dtypes
 @pytest.mark.parametrize(("n", "m"), SIZES)
-def test_fresh_and_special_samples(n, m, dtype, rng):
+def test_statistics_of_fresh_and_special_samples_are_those_of_their_sort(
+    n, m, dtype, rng
+):
     check(columns(rng, n, dtype), m)
 
 
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("block", [1, 250, 1000, 10**9])
-def test_every_block_and_every_plan(block, rng, plan, monkeypatch):
+def test_columns_in_every_block_and_plan_have_the_same_statistics(
+    block, rng, plan, monkeypatch
+):
     # Columns by one, by two with an overlap, by nine, and together.
     monkeypatch.setattr(_order_statistics, "_BLOCK", block)
     samples = rng.standard_cauchy((111, 23)).astype(np.float32)
@@ -122,7 +116,7 @@ def test_every_block_and_every_plan(block, rng, plan, monkeypatch):
 @hypothesis.given(
     hnp.arrays(np.float32, (40, 2), elements=st.floats(width=32)), st.randoms()
 )
-def test_any_samples_in_any_order(samples, random):
+def test_statistics_are_the_same_in_any_order_of_any_samples(samples, random):
     check(samples, 1)
     shuffled = samples[random.sample(range(40), 40)]
     first, second = (order(x, 1) for x in (samples, shuffled))
@@ -145,7 +139,7 @@ def jaxprs(jaxpr):
 
 
 @pytest.mark.parametrize("function", [order_statistics, middle_sum])
-def test_the_work_is_fixed(function):
+def test_the_work_does_not_depend_on_the_samples(function):
     # A loop's length is part of the program, and no branch looks at the samples.
     samples = jnp.zeros((1000, 700), jnp.float32)
     program = jax.make_jaxpr(function, static_argnums=1)(samples, 50)
@@ -189,7 +183,7 @@ def test_derivatives_are_those_of_differences(n, m, rng):
     assert jax.tree.map(jnp.shape, nothing) == ((m + 1, 0), (m + 1, 0), (0,))
 
 
-def test_ties_share_the_derivative():
+def test_samples_that_tie_share_the_derivative():
     x = jnp.array([2.0, 0.0, 2.0, 1.0, 2.0, 9.0, 5.0])[:, None]
 
     @jax.jit(static_argnums=1)

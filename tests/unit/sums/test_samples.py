@@ -1,5 +1,6 @@
 """Factored samples: sums and norms from factors, and how they may round."""
 
+import math
 from functools import cache, partial
 
 import chex
@@ -22,18 +23,12 @@ from dpjax.estimators import (
 from tests.factored import FAST_TO_COMPILE
 
 
-def matrix_of(x):
-    """An outer product's place in a leaf of another shape."""
-    return x.T.reshape(3, 2, 5)
-
-
 def samples_of(rows):
     """A product, a table and an array."""
     left, right, places, values, array = rows
     table = TableRows.of(places, values, num_rows=7, build=lambda x: x.T)
-    return FactoredSamples(
-        {"a": OuterProducts(left, right, matrix_of), "t": table, "x": array}
-    )
+    product = OuterProducts(left, right, lambda x: x.T.reshape(3, 2, 5))
+    return FactoredSamples({"a": product, "t": table, "x": array})
 
 
 def rows_of(n, seed=0):
@@ -104,7 +99,7 @@ def test_the_mean_is_that_of_arrays(estimator, plan):
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("microbatch_size", [None, 700, 100])
 @pytest.mark.parametrize("estimator", [Clipping(1.5), Truncation(0.5)], ids=str)
-def test_many_blocks(estimator, microbatch_size, plan):
+def test_the_mean_of_many_blocks_is_that_of_arrays(estimator, microbatch_size, plan):
     # 1,003 rows are four blocks or more: the last one is filled up.
     left, *rest = rows_of(1003)
     rows = left.at[jnp.array([0, 500, 1002])].multiply(1e25), *rest
@@ -122,27 +117,28 @@ def test_factors_whose_squares_underflow_are_clipped():
     # Entries of one factor near 2^-63 and below, of which squares are zero, beside a
     # norm of the other near 2^64: such a sample would pass with 55 times the limit.
     rng = np.random.default_rng(0)
-    limits, largest = (1e-12, 1.0, 1e12), 0.0
-    shares = jax.jit(jax.vmap(_share_left, in_axes=(0, 0, None)))
+    largest = 0.0
+
+    @jax.jit
+    @partial(jax.vmap, in_axes=(0, 0, None))
+    def shares(left, right, limit):
+        """The weight that clipping leaves of a sample."""
+        sample = FactoredSamples(OuterProducts(left, right, lambda x: x))
+        clipped = Clipping(limit).bound_fn()(sample.finite())[0].leaves
+        factors = (clipped.left, left), (clipped.right, right)
+        return math.prod(jnp.max(x) / jnp.max(y) for x, y in factors)
+
     for p, q in ((1, 1), (3, 3000), (3000, 3), (400, 400)):
         sizes = 2.0 ** rng.uniform([[58], [-66]], [[64], [-60]], (2, 500))
         left = rng.choice([0.5, 1.0], (500, p)) * sizes[0, :, None] / p**0.5
         right = rng.choice([0.5, 1.0], (500, q)) * sizes[1, :, None]
         exact = np.linalg.norm(left, axis=1) * np.linalg.norm(right, axis=1)
-        for limit in limits:
+        for limit in (1e-12, 1.0, 1e12):
             pair = jnp.float32(left), jnp.float32(right * limit)
             lengths = np.asarray(shares(*pair, jnp.float32(limit)), float) * exact
             largest = max(largest, lengths.max())
     assert largest <= 1 + 1e-6
     assert largest > 0.9
-
-
-def _share_left(left, right, limit):
-    """The weight of a sample."""
-    sample = FactoredSamples(OuterProducts(left, right, lambda x: x))
-    influence, _ = Clipping(limit).bound_fn()(sample.finite())
-    leaf = influence.leaves
-    return (jnp.max(leaf.left) / jnp.max(left)) * (jnp.max(leaf.right) / jnp.max(right))
 
 
 UNUSUAL = {
@@ -221,18 +217,16 @@ def test_the_derivative_by_the_clip_norm(derivative):
         np.testing.assert_allclose(slope, (above - below) / (2 * step), rtol=1e-3)
 
 
-def table_of(places, values, num_rows):
-    return TableRows.of(places, values, num_rows=num_rows, build=lambda x: x)
-
-
 def test_rows_outside_of_the_table_are_zero_and_places_have_any_type():
+    table_of = partial(TableRows.of, build=lambda x: x)
     for num_rows, num_read in [(7, 6), (100, 6), (7, 1)]:
         places = jnp.asarray([[-1, num_rows, num_rows, 0, 1, 0]])[:, :num_read]
         values = jnp.full((1, num_read, 2), jnp.nan).at[:, 3:].set(1.0)
-        rows = table_of(places, values, num_rows)
+        rows = table_of(places, values, num_rows=num_rows)
         assert rows.values.sum() == rows.written_out().sum() == 2 * max(num_read - 3, 0)
     for num_rows, dtype in [(256, jnp.uint8), (200, jnp.int8)]:
-        rows = table_of(jnp.asarray([[1, 99, 1]], dtype), jnp.ones((1, 3, 2)), num_rows)
+        places, values = jnp.asarray([[1, 99, 1]], dtype), jnp.ones((1, 3, 2))
+        rows = table_of(places, values, num_rows=num_rows)
         np.testing.assert_array_equal(rows.written_out()[0, [1, 99]], [[2, 2], [1, 1]])
 
 
