@@ -11,13 +11,8 @@ import scipy.stats
 from dp_accounting.dp_event import RepeatAndSelectDpEvent
 from dp_accounting.rdp import RdpAccountant
 
-from dpjax.accounting import (
-    PrivacyGuarantee,
-    _tuning,
-    gaussian_epsilon,
-    tuning_budget,
-    tuning_epsilon,
-)
+from dpjax.accounting import PrivacyGuarantee, gaussian_epsilon
+from dpjax.accounting._tuning import TrialCount, tuning_budget, tuning_epsilon
 
 DELTA = 1e-5
 SHAPES = {"logarithmic": 0.0, "geometric": 1.0, "negative_binomial": -0.5}
@@ -88,18 +83,15 @@ def exact_epsilon(p, q, f, delta, least=0.0):
 
 
 def attacked_epsilon(atoms, f, delta):
-    """The largest epsilon of orders of the atoms, the best of these last.
-
-    By their likelihood ratio, up or down, or with those up to one place on top of all.
-    """
+    """The largest epsilon of orders of the atoms: by ratio, some of them put on top."""
     p, q = atoms
     ratios = np.argsort(np.log(np.maximum(p, 1e-300)) - np.log(np.maximum(q, 1e-300)))
-    size, found = len(p), 0.0
+    size, epsilon = len(p), 0.0
     for top in range(0, size, size // 60):
         order = np.r_[ratios[top:], ratios[:top]]
-        found = exact_epsilon(p[order], q[order], f, delta, found)
-        found = exact_epsilon(q[order[::-1]], p[order[::-1]], f, delta, found)
-    return found
+        epsilon = exact_epsilon(p[order], q[order], f, delta, epsilon)
+        epsilon = exact_epsilon(q[order[::-1]], p[order[::-1]], f, delta, epsilon)
+    return epsilon
 
 
 # What one run costs, and its laws on two neighbours.
@@ -180,7 +172,7 @@ def test_no_price_is_above_the_renyi_theorems(rho, distribution, mean):
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
 @pytest.mark.parametrize("mean", [1.0, 40.0])
 def test_laws_are_what_their_generating_functions_say(distribution, mean):
-    law = _tuning.TrialCount(distribution, mean)
+    law = TrialCount(distribution, mean)
     k = np.arange(250_000)
     probs = law.prob(k)
     assert np.sum(probs) == pytest.approx(1, abs=1e-9)
@@ -193,8 +185,8 @@ def test_laws_are_what_their_generating_functions_say(distribution, mean):
     np.testing.assert_allclose(law.steepness(z), near, rtol=1e-2, atol=1e-9)
     if mean > 1:
         expected = np.sum(probs * (1 - z[:, None]) ** k, axis=1)
-        found = generating_function(distribution, mean)(1 - z)
-        np.testing.assert_allclose(found, expected, atol=1e-9)
+        generated = generating_function(distribution, mean)(1 - z)
+        np.testing.assert_allclose(generated, expected, atol=1e-9)
 
 
 @pytest.mark.parametrize("distribution", ["geometric", "binomial"])

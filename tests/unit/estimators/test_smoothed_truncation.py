@@ -37,10 +37,8 @@ def supremum(beta):
 
 @functools.cache
 def definition(beta):
-    """E phi(a (1 + Z/sqrt(beta))) at SIZES, in float64: a quadrature over Z.
-
-    Three smooth pieces: phi is a cubic between ±sqrt(2), a constant outside.
-    """
+    """E phi(a (1 + Z/sqrt(beta))) at SIZES, in float64: a quadrature over Z."""
+    # Three smooth pieces: phi is a cubic between ±sqrt(2), a constant outside.
     a = SIZES.astype(np.float64)[:, None]
     low, high = (math.sqrt(beta) * (s * math.sqrt(2) / a - 1) for s in (-1, 1))
     outside = 2 * math.sqrt(2) / 3 * (special.ndtr(-high) - special.ndtr(low))
@@ -49,9 +47,7 @@ def definition(beta):
     z = left + (right - left) * (nodes + 1) / 2
     x = a * (1 + z / math.sqrt(beta))
     inside = (x - x**3 / 6) * np.exp(-z * z / 2) / math.sqrt(2 * math.pi)
-    return (outside + (right - left) / 2 * (inside * weights).sum(1, keepdims=True))[
-        :, 0
-    ]
+    return (outside + (right - left) / 2 * (inside @ weights)[:, None])[:, 0]
 
 
 @pytest.mark.quick(4)
@@ -121,8 +117,8 @@ def test_a_beta_beyond_the_series_is_never_evaluated_by_it():
     point = jnp.array([3.0])
     replaced = lambda beta: dataclasses.replace(few, beta=beta).influence(point)  # noqa: E731
     expected = SmoothedTruncation(1.0, 50.0).influence(point)
-    for found in (jax.jit(replaced)(50.0), replaced(50.0)):
-        np.testing.assert_allclose(found, expected, rtol=1e-6)
+    for value in (jax.jit(replaced)(50.0), replaced(50.0)):
+        np.testing.assert_allclose(value, expected, rtol=1e-6)
     tangent = jax.tree.map(lambda leaf: 0 * leaf + 50.0, few)
     assert jax.tree.structure(tangent) == jax.tree.structure(few)
 
@@ -134,10 +130,12 @@ def test_the_norm_is_that_of_the_formula(beta):
     lengths = np.geomspace(1e-3, 1e4, 40)
     rows = directions * (lengths / np.linalg.norm(directions, axis=1))[:, None]
     influence = jax.jit(jax.vmap(SmoothedClipping(1.5, beta).influence))
-    found = np.asarray(influence(jnp.asarray(rows, jnp.float32)), np.float64)
+    influences = np.asarray(influence(jnp.asarray(rows, jnp.float32)), np.float64)
     expected = 1.5 * _reference(lengths / 1.5, beta)
-    np.testing.assert_allclose(np.linalg.norm(found, axis=1), expected, atol=2e-6)
-    cosines = (found * rows).sum(axis=1) / np.linalg.norm(found, axis=1) / lengths
+    np.testing.assert_allclose(np.linalg.norm(influences, axis=1), expected, atol=2e-6)
+    cosines = (
+        (influences * rows).sum(axis=1) / np.linalg.norm(influences, axis=1) / lengths
+    )
     np.testing.assert_allclose(cosines, 1, atol=1e-6)
 
 
@@ -174,10 +172,8 @@ def test_no_kink_where_clipping_has_one():
 # -- Limits from moment bounds: minima of the bounds that the docstrings state ---------
 @functools.cache
 def worst_bias(kind, order):
-    """The largest E|x - psi(x)| at threshold 1 of all laws with E|x|^order <= 1.
-
-    A law that keeps 1 - p at zero and puts p = 1 / x^order at x is the worst.
-    """
+    """The largest E|x - psi(x)| at threshold 1 of all laws with E|x|^order <= 1."""
+    # A law that keeps 1 - p at zero and puts p = 1 / x^order at x is the worst.
     x = np.geomspace(1, 1e3, 200_001)
     loss = x if kind is estimators.Truncation else x - 1
     return (loss / x**order).max()

@@ -67,9 +67,8 @@ def test_a_robust_gradient_is_the_estimator_of_users_gradients(
     def mean(params, batch, ids, mask):
         options = {"user_gradient": user_gradient, "records_per_user": most}
         users = {"user_ids": ids, "num_users": NUM_USERS}
-        return gradients.robust_grad(loss_fn, estimator, **users, **options)(
-            params, batch, mask
-        )
+        grad_fn = gradients.robust_grad(loss_fn, estimator, **users, **options)
+        return grad_fn(params, batch, mask)
 
     result = mean(PARAMS, BATCH, IDS, mask)
     samples = of_users(by_record, user_gradient, most or NUM_RECORDS, padding)
@@ -78,9 +77,7 @@ def test_a_robust_gradient_is_the_estimator_of_users_gradients(
 
 def test_a_row_of_users_is_a_sample(by_record):
     # Laid out, masked like any row, privatized; the surplus is dropped by index.
-    users = gradients.by_user(
-        BATCH, jnp.asarray(IDS), num_users=NUM_USERS, records_per_user=2
-    )
+    users = gradients.by_user(BATCH, IDS, num_users=NUM_USERS, records_per_user=2)
     assert users.is_record.sum(axis=1).tolist()[3] == 0
     assert gradients.check_model(loss_fn, PARAMS, users).problems == ()
     counts = np.bincount(IDS[(IDS >= 0) & (IDS < 6)], minlength=6)
@@ -92,9 +89,8 @@ def test_a_row_of_users_is_a_sample(by_record):
     @jax.jit
     def update(users, mask):
         stream = gradients.streamed_grad(loss_fn)(PARAMS, users)
-        return optimizer.update(
-            stream, optimizer.init(PARAMS), PARAMS, is_padding_example=mask
-        )[0]
+        state, marks = optimizer.init(PARAMS), {"is_padding_example": mask}
+        return optimizer.update(stream, state, PARAMS, **marks)[0]
 
     mask = jnp.arange(NUM_USERS) == 1
     samples = of_users(by_record, "mean", 2)

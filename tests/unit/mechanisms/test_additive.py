@@ -1,4 +1,4 @@
-"""Additive noise and its samplers: laws, leaves, scales, keys, extreme random bits."""
+"""Additive noise and its samplers: laws, leaves, scales; what all mechanisms owe."""
 
 import itertools
 import math
@@ -10,14 +10,9 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from dpjax.mechanisms import (
-    _samplers,
-    arsinh_normal,
-    gaussian,
-    laplace,
-    laplace_log_normal,
-)
-from dpjax.mechanisms._additive import gaussian_of_padded, padded
+from dpjax.mechanisms import _samplers, arsinh_normal, laplace, laplace_log_normal
+from dpjax.mechanisms._additive import gaussian, gaussian_of_padded, padded
+from tests import registry
 
 FALSE_ALARM = 1e-6
 # Y of the log-normal factor, and its weights, for a mean over it.
@@ -222,10 +217,8 @@ def test_extreme_bits_give_finite_noise_on_a_sphere(monkeypatch):
     def draws(pair):
         words = lambda key, shape, _: [jnp.full(shape, x) for x in pair]  # noqa: E731
         monkeypatch.setattr(_samplers, "_words", words)
-        return [
-            _samplers.spherical_laplace(jax.random.key(0), (size,), jnp.float32)
-            for size in (1, 3)
-        ]
+        sampler = _samplers.spherical_laplace
+        return [sampler(jax.random.key(0), (size,), jnp.float32) for size in (1, 3)]
 
     ends = [0, 1, 2**32 - 2, 2**32 - 1]
     words = np.array([*itertools.product(ends, repeat=2)], np.uint32)
@@ -233,3 +226,52 @@ def test_extreme_bits_give_finite_noise_on_a_sphere(monkeypatch):
         assert np.isfinite(noise).all()
         even, odd = np.signbit(noise).reshape(2, 2, 4, -1).swapaxes(0, 1)
         assert (even != odd).all()
+
+
+# -- What every mechanism with a key owes ----------------------------------------------
+REGISTERED = dict(registry.MECHANISMS)
+del REGISTERED["discrete_gaussian"]  # on the host, from bytes
+NOISE = [name for name in REGISTERED if name not in ("exponential", "permute_and_flip")]
+VALUE = jnp.linspace(-2.0, 2.0, 100)
+each_registered = pytest.mark.parametrize("name", REGISTERED)
+
+
+@pytest.mark.quick(2)
+@each_registered
+def test_jit_and_vmap_are_the_call_as_it_is(name):
+    mechanism, jitted = REGISTERED[name], jax.jit(REGISTERED[name])
+    seeds = jnp.arange(3)
+    eager = [mechanism(jax.random.key(seed), VALUE) for seed in seeds]
+    traced = [jitted(jax.random.key(seed), VALUE) for seed in seeds]
+    keys = jax.vmap(jax.random.key)(seeds)
+    mapped = jax.jit(jax.vmap(mechanism, (0, None)))(keys, VALUE)
+    for released in (jnp.stack(traced), mapped):
+        np.testing.assert_allclose(released, jnp.stack(eager), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.quick(1)
+@each_registered
+def test_half_precision_is_cast_down_after_the_noise(name, key):
+    dtype = jnp.bfloat16
+    half = REGISTERED[name](jax.random.clone(key), VALUE.astype(dtype))
+    wide = REGISTERED[name](key, VALUE.astype(dtype).astype(jnp.float32))
+    assert half.dtype == (dtype if name in NOISE else jnp.int32)
+    np.testing.assert_array_equal(half, wide.astype(half.dtype))
+
+
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("name", NOISE)
+def test_float64_noise_has_its_last_digits(name, key):
+    with jax.enable_x64(True):
+        released = REGISTERED[name](key, jnp.zeros(1000, jnp.float64))
+        assert released.dtype == jnp.float64
+        released = released[released != 0]  # a few, where they are chosen
+        assert (released.astype(jnp.float32).astype(jnp.float64) != released).all()
+
+
+@pytest.mark.quick(1)
+@each_registered
+def test_exports_for_every_platform(name, key):
+    platforms = ("cpu", "cuda", "tpu")
+    exported = jax.export.export(jax.jit(REGISTERED[name]), platforms=platforms)
+    assert exported(key, VALUE).platforms == platforms

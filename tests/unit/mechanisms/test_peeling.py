@@ -61,10 +61,8 @@ def sequential_law(pick, sizes, sparsity, scale):
     return law
 
 
-PICKS = {
-    "gumbel": lambda sizes, scale: scipy.special.softmax(sizes / scale),
-    "laplace": laplace_pick,
-}
+softmax_pick = lambda sizes, scale: scipy.special.softmax(sizes / scale)  # noqa: E731
+PICKS = {"gumbel": softmax_pick, "laplace": laplace_pick}
 
 
 @pytest.mark.parametrize(

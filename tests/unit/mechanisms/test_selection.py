@@ -31,10 +31,7 @@ def flip_law(scores, sharpness):
 
 
 MECHANISMS = {
-    "exponential": (
-        exponential,
-        lambda x, sharpness: scipy.special.softmax(sharpness * x),
-    ),
+    "exponential": (exponential, lambda x, factor: scipy.special.softmax(factor * x)),
     "permute_and_flip": (permute_and_flip, flip_law),
 }
 each = pytest.mark.parametrize("name", MECHANISMS)

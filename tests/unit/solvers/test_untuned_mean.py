@@ -64,11 +64,9 @@ def test_a_pytree_is_a_row():
     np.testing.assert_array_equal(np.ravel(released.params["b"]), flat.params[1:])
 
 
-@pytest.mark.parametrize(
-    "cells", [7.0, np.nan, np.inf, np.arange(300.0)[:, None], 1e300]
-)
-def test_an_interval_is_never_a_point(cells):
-    solution = solve(cells * np.ones((300, 2)))
+@pytest.mark.parametrize("x", [7.0, np.nan, np.inf, np.arange(300.0)[:, None], 1e300])
+def test_an_interval_is_never_a_point(x):
+    solution = solve(x * np.ones((300, 2)))
     assert np.all(np.isfinite(solution.params))
     assert np.all(np.asarray(solution.standard_errors) > 0)
     low, high = solution.interval(0.5)

@@ -21,7 +21,6 @@ total_of = jax.jit(middle_sum, static_argnums=1)
 
 U = 2.0**-24
 LARGEST = 1e30
-both_dtypes = pytest.mark.parametrize("dtype", [np.float32, np.float64])
 # Shapes on either side of the rule that sorts all, and of whole words of 32.
 SIZES = [(1, 0), (3, 1), (33, 1), (64, 5), (100, 20), (101, 50), (1000, 50), (999, 499)]
 
@@ -65,15 +64,15 @@ def columns(rng, num_samples, dtype):
 def check(samples, trim_count, order=order, total_of=total_of):
     """All three statistics of one array, against its sort and exact sums."""
     n, m = len(samples), trim_count
-    found = order(samples, m)
+    computed = order(samples, m)
     finite = np.clip(np.where(np.isnan(samples), 0, samples), -LARGEST, LARGEST)
     expected = np.sort(finite.astype(samples.dtype), axis=0)
-    for x in found:
+    for x in computed:
         assert x.dtype == samples.dtype
-    np.testing.assert_array_equal(found.low, expected[m::-1])
-    np.testing.assert_array_equal(found.high, expected[n - m - 1 :])
+    np.testing.assert_array_equal(computed.low, expected[m::-1])
+    np.testing.assert_array_equal(computed.high, expected[n - m - 1 :])
     alone = total_of(samples, m)
-    np.testing.assert_array_equal(alone, found.middle_sum)
+    np.testing.assert_array_equal(alone, computed.middle_sum)
     window = expected[m : n - m].astype(np.float64)
     for total, terms in zip(np.asarray(alone, np.float64), window.T, strict=True):
         exact, size = math.fsum(terms), len(terms) * np.abs(terms).max()
@@ -87,7 +86,7 @@ def check(samples, trim_count, order=order, total_of=total_of):
 
 
 @pytest.mark.quick(3)
-@both_dtypes
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize(("n", "m"), SIZES)
 def test_statistics_of_fresh_and_special_samples_are_those_of_their_sort(
     n, m, dtype, rng
@@ -108,8 +107,8 @@ def test_columns_in_every_block_and_plan_have_the_same_statistics(
         for f in (order_statistics, middle_sum)
     ]
     check(samples, 7, *functions)
-    found = jax.jit(lambda x: median(x))(samples)
-    np.testing.assert_array_equal(found, np.median(samples, axis=0))
+    medians = jax.jit(lambda x: median(x))(samples)
+    np.testing.assert_array_equal(medians, np.median(samples, axis=0))
 
 
 @hypothesis.settings(max_examples=100, deadline=None, database=None)

@@ -13,13 +13,8 @@ from dpjax._sums import samples as forms
 from dpjax._sums.samples import FactoredSamples, OuterProducts
 from dpjax._sums.stream import SampleStream
 from dpjax._sums.tables import TableRows, scatter_add
-from dpjax.estimators import (
-    Clipping,
-    SmoothedClipping,
-    SmoothedTruncation,
-    Truncation,
-    Winsorization,
-)
+from dpjax.estimators import Clipping, SmoothedClipping, Truncation
+from tests import registry
 from tests.factored import FAST_TO_COMPILE
 
 
@@ -54,7 +49,8 @@ def stream_of(rows, microbatch_size=None):
 
 
 NORMWISE = [Clipping(1.5), SmoothedClipping(1.5), Clipping(1e-12)]
-ESTIMATORS = [*NORMWISE, Truncation(0.5), Winsorization(0.5), SmoothedTruncation(0.5)]
+BY_ENTRY = ("Truncation", "Winsorization", "SmoothedTruncation")
+ESTIMATORS = [*NORMWISE, *(registry.ESTIMATORS[name](0.5) for name in BY_ENTRY)]
 
 
 @cache  # of one plan
@@ -73,8 +69,8 @@ def test_the_mean_is_that_of_arrays(estimator, plan):
     mean = jax.jit(lambda rows: estimator(stream_of(rows)))
     exact_mean = exactly(estimator)
     rows = rows_of(12)
-    found, expected = mean(rows), exact_mean(rows)
-    chex.assert_trees_all_close(found, expected, rtol=1e-7, atol=1e-6)
+    means, expected = mean(rows), exact_mean(rows)
+    chex.assert_trees_all_close(means, expected, rtol=1e-7, atol=1e-6)
     if estimator not in NORMWISE:
         return
     for bad in BAD:
@@ -87,13 +83,13 @@ def test_the_mean_is_that_of_arrays(estimator, plan):
             (left.at[3].set(bad), right.at[3].set(bad), places, values, array),
         ]
         for i, changed in enumerate(several):
-            found = jax.tree.leaves(mean(changed))
-            assert all(np.isfinite(x).all() for x in found)
+            means = jax.tree.leaves(mean(changed))
+            assert all(np.isfinite(x).all() for x in means)
             if i == 4 and abs(bad) > 1e18:
                 continue  # a product beyond the largest float is no infinity here
             expected = jax.tree.leaves(exact_mean(changed))
             atol = 1e-6 * float(estimator.limit)
-            chex.assert_trees_all_close(found, expected, rtol=0, atol=atol)
+            chex.assert_trees_all_close(means, expected, rtol=0, atol=atol)
 
 
 @pytest.mark.quick(1)
@@ -191,11 +187,11 @@ def test_a_record_does_not_change_how_other_means_round(plan, other_order):
     means = jax.jit(jax.vmap(lambda rows: Clipping(1.5)(stream_of(rows, 1500))))
     others = rows_of(1500, seed=1)
     for kind in UNUSUAL:
-        found = [
+        pair = [
             means(jax.tree.map(lambda *x: np.stack(x), rows, others))
             for rows in records_like_nothing(rows_of(1500), kind)
         ]
-        chex.assert_trees_all_equal(*found)
+        chex.assert_trees_all_equal(*pair)
 
 
 @pytest.mark.quick(1)

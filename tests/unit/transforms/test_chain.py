@@ -47,9 +47,7 @@ BAD = {
     "none": lambda: [optax.sgd(0.1)],
     "nothing": lambda: [],
     "not private": lambda: [transforms.aggregate(CLIPPING), optax.sgd(0.1)],
-    "noise alone": lambda: [
-        transforms.add_gaussian_noise(stddev=1.0, key=jax.random.key(0))
-    ],
+    "noise": lambda: [transforms.add_gaussian_noise(stddev=1.0, key=jax.random.key(0))],
     "unchecked": lambda: [optax.chain(private(), optax.sgd(0.1))],
 }
 
@@ -165,9 +163,7 @@ def test_the_second_moment_is_that_of_the_gradient(name):
 REFUSED = {
     "optax.chain": lambda adam: optax.chain(private(), adam),
     "after momentum": lambda adam: dpjax.chain(private(), optax.trace(0.9), adam),
-    "after a chain": lambda adam: dpjax.chain(
-        dpjax.chain(private(), optax.trace(0.9)), adam
-    ),
+    "nested": lambda adam: dpjax.chain(dpjax.chain(private(), optax.trace(0.9)), adam),
     "correlated": lambda adam: dpjax.chain(private(noise=BinaryTree(4)), adam),
     "smooth": lambda adam: dpjax.chain(private(TrimmedMean(0.4, -1.0, 1.0), 2.0), adam),
 }

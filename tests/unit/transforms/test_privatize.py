@@ -22,6 +22,7 @@ from tests.unit.refusals import refused
 
 FALSE_ALARM = 1e-6
 WINSORIZATION, TRUNCATION = estimators.Winsorization(1.0), estimators.Truncation(1.0)
+CLIPPING = estimators.Clipping(1.0)
 ESTIMATORS = {
     "clipping": estimators.Clipping(2.0),
     "winsorization": estimators.Winsorization(3.0),
@@ -112,14 +113,14 @@ def test_injected_hyperparameters_follow_their_schedule(is_whole, key):
     def inner(noise_multiplier):
         return private(TRUNCATION, noise_multiplier, key)
 
-    def whole(noise_multiplier):
+    def chained(noise_multiplier):
         return dpjax.chain(inner(noise_multiplier), optax.scale(1.0))
 
     schedule = optax.piecewise_constant_schedule(2.0, {1: 0.0})  # 2, then nothing
     first = optax.inject_hyperparams(inner)(noise_multiplier=schedule)
     with pytest.raises(ValueError, match=r"transforms\[0\] .* around the chain"):
         dpjax.chain(first, optax.scale(1.0))
-    wrapped = optax.inject_hyperparams(whole)(noise_multiplier=schedule)
+    wrapped = optax.inject_hyperparams(chained)(noise_multiplier=schedule)
     optimizer = wrapped if is_whole else optax.chain(first, optax.scale(1.0))
     params, rows = jnp.zeros(2_000), jnp.full((4, 2_000), 0.5)
 
@@ -158,17 +159,15 @@ def test_dp_sgd_is_the_chain(rate, name):
 
 
 def without_noise(make):
-    return lambda key, noise_multiplier, **options: make(
-        estimators.Clipping(1.0), **options
-    )
+    return lambda key, noise_multiplier, **options: make(CLIPPING, **options)
 
 
-ADAPTIVE = estimators.AdaptiveThreshold(estimators.Clipping(1.0), lower=0.1, upper=9.0)
+ADAPTIVE = estimators.AdaptiveThreshold(CLIPPING, lower=0.1, upper=9.0)
 DIVIDING = {
-    "privatize": partial(privatize, estimators.Clipping(1.0)),
-    "of scaled": partial(privatize, estimators.Scaled(estimators.Clipping(1.0), 2.0)),
+    "privatize": partial(privatize, CLIPPING),
+    "of scaled": partial(privatize, estimators.Scaled(CLIPPING, 2.0)),
     "of adaptive": partial(privatize, ADAPTIVE),
-    "dp_sgd": partial(dp_sgd, 0.1, estimators.Clipping(1.0)),
+    "dp_sgd": partial(dp_sgd, 0.1, CLIPPING),
     "aggregate": without_noise(aggregate),
     "robust_grad": without_noise(partial(dpjax.robust_grad, jnp.multiply)),
 }
@@ -187,6 +186,7 @@ def test_a_private_size_divides_nothing(name, key):
 
 
 TRIMMED = estimators.TrimmedMean(0.1, -1.0, 1.0)
+smoothly = jax.jit(TRIMMED.with_smooth_sensitivity, static_argnums=1)
 EACH_FIRST = {
     "aggregate": lambda key: aggregate(TRUNCATION),
     "privatize": lambda key: private(TRUNCATION, key=key),
@@ -294,28 +294,22 @@ def test_noise_is_the_multiplier_times_the_smooth_sensitivity(key):
     grads = {"a": jnp.float32(samples), "b": jnp.zeros((n, d // 2))}
     released = updated(private(TRIMMED, (2 * rho) ** -0.5, key), grads)
     # Each of d coordinates gets a d-th of the budget.
-    noise = calibrate_smooth_noise(rho / d, num_samples=n, trim_count=5)
-    spent = smooth_noise_rho(
-        noise.multiplier, smoothness=noise.smoothness, sigma=noise.sigma
-    )
+    law = calibrate_smooth_noise(rho / d, num_samples=n, trim_count=5)
+    spent = smooth_noise_rho(law.multiplier, smoothness=law.smoothness, sigma=law.sigma)
     assert d * spent <= rho
     assert d * spent > 0.999 * rho
-    mean, sensitivity = jax.jit(
-        lambda x: TRIMMED.with_smooth_sensitivity(x, noise.smoothness)
-    )(grads)
+    mean, sensitivity = smoothly(grads, law.smoothness)
     trees = (ravel_pytree(tree)[0] for tree in (released, mean, sensitivity))
     x, y, s = map(np.float64, trees)
-    units = (x - y) / (noise.multiplier * s)
+    units = (x - y) / (law.multiplier * s)
     assert units.size == d
     nodes, weights = np.polynomial.hermite_e.hermegauss(120)
-    weights /= weights.sum()
+    rates, weights = np.exp(-law.sigma * nodes), weights / weights.sum()
 
     def distance(scale):
         def cdf(z):  # of Laplace noise of every spread, averaged
-            tails = [
-                np.exp(-np.abs(z) / scale * math.exp(-noise.sigma * y)) for y in nodes
-            ]
-            return 0.5 + 0.5 * np.sign(z) * (1 - weights @ np.array(tails))
+            tails = np.exp(-np.abs(z)[:, None] / scale * rates)
+            return 0.5 + 0.5 * np.sign(z) * (1 - tails @ weights)
 
         return scipy.stats.kstest(units, cdf).statistic
 
@@ -330,12 +324,9 @@ def test_the_guess_of_the_spread_changes_the_split_alone(key):
     grads = jax.random.normal(key, (200, 4))
     estimator = dataclasses.replace(TRIMMED, relative_spread=1e4)
     transform = private(estimator, 2e6**-0.5)
-    noise = calibrate_smooth_noise(
-        1e6 / 4, num_samples=200, trim_count=20, relative_spread=1e4
-    )
-    mean, sensitivity = jax.jit(
-        lambda x: TRIMMED.with_smooth_sensitivity(x, noise.smoothness)
-    )(grads)
+    sizes = {"num_samples": 200, "trim_count": 20, "relative_spread": 1e4}
+    noise = calibrate_smooth_noise(1e6 / 4, **sizes)
+    mean, sensitivity = smoothly(grads, noise.smoothness)
     # Laplace beyond 45 scales, normal beyond 9.4: never drawn.
     largest = 45 * math.exp(9.4 * noise.sigma) * noise.multiplier * sensitivity
     assert (jnp.abs(updated(transform, grads) - mean) <= largest).all()
