@@ -184,7 +184,7 @@ def test_the_two_facts_about_pairs(far):
 
 
 @each_setting
-def test_limits_in_smoothness(epsilon, delta, d):
+def test_the_multiplier_rises_to_infinity_at_the_largest_smoothness(epsilon, delta, d):
     limit = _smooth.largest_smoothness(epsilon, delta, num_coordinates=d)
     cost = partial(smooth_gaussian_multiplier, epsilon, delta, num_coordinates=d)
     shares = (1e-3, 0.1, 0.5, 0.9, 0.99, 1.01, 100.0)

@@ -197,7 +197,7 @@ TREE = {"strategy": BinaryTree(9), "sampling_prob": 0.5}
 CYCLIC = {"sampling_prob": 0.1, "min_separation": 4, "max_participations": 3}
 
 
-test_what_does_not_fit_is_named = refused(
+test_options_of_sampling_that_do_not_fit_are_named = refused(
     lambda options: Sampling(**{"num_steps": 9} | options),
     ({"batch_size": 5}, "num_samples"),
     ({"num_samples": 5}, "batch_size"),

@@ -199,7 +199,7 @@ def test_the_budget_of_a_run_is_the_inverse(distribution):
 
 
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS[:3])
-def test_one_run_costs_what_it_costs(distribution):
+def test_a_tuning_of_one_run_costs_what_the_run_costs(distribution):
     options = {"mean_trials": 1, "distribution": distribution}
     assert tuning_epsilon(0.7, 0.0, **options) == pytest.approx(0.7, rel=1e-8)
     exact = gaussian_epsilon(2.0, DELTA, sensitivity=1.0)
@@ -227,7 +227,7 @@ def test_a_guarantee_counts_where_its_event_is_unknown():
     assert tuning_epsilon(PrivacyGuarantee.non_private(), DELTA, **options) == math.inf
 
 
-def test_limits_of_a_tuning():
+def test_a_tuning_costs_zero_or_infinity_where_its_runs_do():
     assert tuning_epsilon(0.0, 0.0, mean_trials=5) == 0
     assert tuning_epsilon(math.inf, 0.0, mean_trials=5) == math.inf
     assert tuning_epsilon(math.inf, DELTA, mean_trials=5) == math.inf

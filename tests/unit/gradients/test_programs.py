@@ -108,7 +108,7 @@ def dots(draw):
     return shapes, axes, dtype, draw(st.sampled_from(DTYPES[dtype]))
 
 
-def test_products_of_any_two_arrays(request):
+def test_products_of_any_two_arrays_are_the_same_streamlined(request):
     def check(program):
         (shapes, axes, dtype, summed_in), is_flipped = program
 
@@ -308,7 +308,7 @@ def lookups(draw):
     return name, size, np.array(indices, info.dtype).reshape(4, 3), *dtypes
 
 
-def test_rows_by_any_index(request):
+def test_rows_read_by_any_index_have_the_same_gradients(request):
     """Against gradients that are written out; and one record for another."""
     estimators = Clipping(0.5), Winsorization(0.5), Mean()
 

@@ -73,7 +73,7 @@ def test_comparison_with_exp_is_right_next_to_it(exponent):
     assert not compare(word, bits, exponent, ones)
 
 
-def test_a_certain_event_is_certain():
+def test_an_event_of_probability_one_always_happens():
     for word in (0, 2**53 - 1):
         assert _discrete_gaussian._is_below_exp(word, 53, Fraction(0), seeded(0))
 

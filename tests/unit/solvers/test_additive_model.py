@@ -118,7 +118,7 @@ def test_the_price_is_that_of_the_linear_model():
     np.testing.assert_allclose(curve - curve[0], [0.0, 6.0, 6.0], atol=2.0)
 
 
-def test_the_tail_of_a_line_is_kept():
+def test_a_line_keeps_its_slope_in_the_tail():
     features, noise = table()
     features[:, 0] = features[:, 0] ** 3  # up to thousands
     solution = solve(data=(features, 2 * features[:, 0] + noise))

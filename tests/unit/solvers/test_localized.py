@@ -91,7 +91,7 @@ def test_it_goes_to_the_edge_of_the_ball_against_a_slope():
     assert jnp.linalg.norm(params) <= 1 + 1e-5
 
 
-def test_trees_and_their_centre():
+def test_parameters_may_be_a_tree_around_any_center():
     rng = np.random.default_rng(0)
     x = rng.standard_normal((20_000, 2)).astype("float32")
     y = x @ np.array([1.0, -1.0], "float32") + 3

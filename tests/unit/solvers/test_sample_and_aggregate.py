@@ -124,7 +124,7 @@ def test_spread_trades_the_floor_for_the_noise():
     assert plain < multipliers[-1] < 1.5 * plain
 
 
-def test_what_cannot_be_is_named():
+def test_results_and_options_that_do_not_fit_are_named():
     data = jnp.zeros((800, 2))
     for result in (jnp.zeros(2, "complex64"), jnp.zeros(0)):
         with pytest.raises(ValueError, match="the result of fit_fn must be a pytree"):

@@ -150,7 +150,7 @@ def test_budgets_of_trimmed_means():
     assert single.stats["noise_multiplier"] == pytest.approx((2 * rho) ** -0.5)
 
 
-test_what_does_not_fit_is_named = refused(
+test_batches_that_do_not_fit_a_trimmed_mean_are_named = refused(
     lambda changes: descend(**changes),
     ({"batching": Poisson(20.0)}, r"batching must be Full\(\) or Disjoint\(\)"),
     ({"batching": WithoutReplacement(20)}, r"batching must be Full\(\) or Disjoint"),

@@ -142,7 +142,7 @@ def is_key(x):
 
 
 @pytest.mark.parametrize("name", ["frank_wolfe", "peel", "project", "average_iterates"])
-def test_params_are_needed(name):
+def test_update_needs_params(name):
     transform, params = TRANSFORMS[name](jax.random.key(0)), make_params()
     with pytest.raises(ValueError, match="params must be given to update"):
         transform.update(params, transform.init(params))

@@ -141,7 +141,7 @@ def test_injected_hyperparameters_follow_their_schedule(is_whole, key):
 @pytest.mark.parametrize(
     ("rate", "name"), [(0.3, "bands"), (optax.constant_schedule(0.3), None)]
 )
-def test_dp_sgd_is_the_chain(rate, name):
+def test_dp_sgd_is_privatize_then_sgd(rate, name):
     grads = jnp.asarray(np.random.default_rng(0).standard_t(2, (10, 4)), jnp.float32)
     mask, results = {"is_padding_example": jnp.arange(10) == 3}, []
     options = {"noise_multiplier": 0.5, "noise": name and STRATEGIES[name]}
