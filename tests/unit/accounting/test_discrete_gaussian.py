@@ -2,25 +2,20 @@
 
 import math
 
-import dp_accounting
 import numpy as np
 import pytest
+from dp_accounting.pld import privacy_loss_distribution
 
 from dpjax.accounting import discrete_gaussian_stddev
 from dpjax.accounting._discrete_gaussian import discrete_gaussian_epsilon
 
 
-def share_law(stddev, reach):
-    """Probabilities of the integers from -reach to reach."""
-    weights = np.exp(-(np.arange(-reach, reach + 1) ** 2) / (2 * stddev**2))
-    return weights / weights.sum()
-
-
 def sum_law(stddev, num_shares, reach):
     """The law of a sum of shares; sums of positive numbers, hence exact to 1e-12."""
-    law = share_law(stddev, reach)
+    weights = np.exp(-(np.arange(-reach, reach + 1) ** 2) / (2 * stddev**2))
+    share = law = weights / weights.sum()
     for _ in range(num_shares - 1):
-        law = np.convolve(law, share_law(stddev, reach))
+        law = np.convolve(law, share)
     return law
 
 
@@ -57,10 +52,8 @@ def test_a_sum_is_nearly_one_discrete_gaussian(stddev):
         far = np.arange(-100 * reach, 100 * reach + 1)
         single /= np.exp(-(far**2) / (2 * num_shares * stddev**2)).sum()
         ratio = np.abs(np.log(law[middle + n] / single)).max()
-        half_tau = 5 * sum(
-            math.exp(-2 * math.pi**2 * stddev**2 * k / (k + 1))
-            for k in range(1, num_shares)
-        )
+        k = np.arange(1, num_shares)
+        half_tau = 5 * np.exp(-2 * math.pi**2 * stddev**2 * k / (k + 1)).sum()
         assert ratio <= half_tau + 1e-12
         if stddev == 1 and num_shares == 2:
             assert ratio > half_tau / 3  # the bound says something
@@ -76,8 +69,7 @@ def test_the_constant_five_at_its_worst():
 
 def test_pairs_of_rounds_against_an_accountant():
     for stddev, num_releases in ((3, 2), (20, 10), (60, 50)):
-        pld = dp_accounting.pld.privacy_loss_distribution
-        loss = pld.from_discrete_gaussian_mechanism(
+        loss = privacy_loss_distribution.from_discrete_gaussian_mechanism(
             stddev, sensitivity=2, value_discretization_interval=1e-4
         ).self_compose(num_releases)
         ours = discrete_gaussian_epsilon(
@@ -112,7 +104,7 @@ def test_more_coordinates_cost_more():
     assert np.all(np.diff(by_coordinates) > 0)
 
 
-def test_limits():
+def test_limits_of_the_discrete_gaussian():
     assert discrete_gaussian_epsilon(1, 0.1, sensitivity=0.0, num_coordinates=1) == 0
     assert discrete_gaussian_stddev(1.0, 0.1, sensitivity=0.0, num_coordinates=9) == 1
     much = discrete_gaussian_epsilon(1, 1e-9, sensitivity=1e6, num_coordinates=1)

@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -10,22 +9,12 @@ import scipy.stats
 from dp_accounting import ComposedDpEvent, UnsupportedDpEvent, ZCDpEvent
 from dp_accounting.rdp import RdpAccountant
 
-from dpjax import ADD_OR_REMOVE_ONE, REPLACE_ONE
-from dpjax.accounting import (
-    PrivacyGuarantee,
-    Sampling,
-    gaussian_epsilon,
-    gaussian_event,
-    gaussian_stddev,
-    noise_multiplier,
-    noise_multiplier_to_epsilon,
-)
+from dpjax import ADD_OR_REMOVE_ONE, REPLACE_ONE, accounting
+from dpjax.accounting import PrivacyGuarantee, Sampling, gaussian_event, gaussian_stddev
 from dpjax.accounting._guarantee import group_budget
 from dpjax.accounting._likelihood_ratios import losses_of, step_law
 from dpjax.accounting._selection import selection_event
 from dpjax.mechanisms import BandedToeplitz
-
-FLIP: Any = {"mechanism": "permute_and_flip"}
 
 
 def guarantee(epsilon, delta, event=None):
@@ -33,39 +22,36 @@ def guarantee(epsilon, delta, event=None):
 
 
 @pytest.mark.parametrize("size", [1, 2, 7])
-def test_events_of_a_group(size):
+def test_the_event_of_a_group_is_of_so_many_times_the_sensitivity(size):
+    def price(event, *orders):
+        accountant = RdpAccountant(*orders, neighboring_relation=REPLACE_ONE)
+        return accountant.compose(event).get_epsilon(1e-6)
+
     one = guarantee(1.0, 1e-6, gaussian_event(6.0, Sampling(num_steps=9)))
-    found = one.for_groups(size, num_groups=1200, unit="house and who lives there")
+    houses = one.for_groups(size, num_groups=1200, unit="house and who lives there")
     words = "Replacing any one of the 1,200 houses and who lives there changes"
-    assert found.description.startswith(words)
+    assert houses.description.startswith(words)
     words = f"Replacing any one group of up to {size} records changes"
     assert one.for_groups(size).description.startswith(words)
     # A shift k times as long; and the lemma says no less than that.
-    accountant = RdpAccountant(neighboring_relation=REPLACE_ONE)
-    spent = accountant.compose(found.dp_event).get_epsilon(1e-6)
-    exact = gaussian_epsilon(6.0, 1e-6, sensitivity=size, num_releases=9)
-    assert exact <= spent < 1.2 * exact + 0.1
-    parts: Any = (ZCDpEvent(0.1), gaussian_event(4.0))
-    mixed = ComposedDpEvent(parts)
-    found = guarantee(1.0, 1e-6, mixed).for_groups(size)
-    rho = 0.1 * size**2 + 0.5 * (size / 4) ** 2
-    accountant = RdpAccountant([3.0], neighboring_relation=REPLACE_ONE)
-    alone = RdpAccountant([3.0], neighboring_relation=REPLACE_ONE)
-    assert accountant.compose(found.dp_event).get_epsilon(1e-6) == pytest.approx(
-        alone.compose(ZCDpEvent(rho)).get_epsilon(1e-6)
-    )
-    other = guarantee(1.0, 1e-6, selection_event(1.0, **FLIP)).for_groups(size)
-    assert not accountant.supports(other.dp_event)
+    exact = accounting.gaussian_epsilon(6.0, 1e-6, sensitivity=size, num_releases=9)
+    assert exact <= price(houses.dp_event) < 1.2 * exact + 0.1
+    mixed = guarantee(1.0, 1e-6, ComposedDpEvent((ZCDpEvent(0.1), gaussian_event(4.0))))
+    expected = price(ZCDpEvent(0.1 * size**2 + 0.5 * (size / 4) ** 2), [3.0])
+    assert price(mixed.for_groups(size).dp_event, [3.0]) == pytest.approx(expected)
+    flips = selection_event(1.0, mechanism="permute_and_flip")
+    flips = guarantee(1.0, 1e-6, flips).for_groups(size).dp_event
+    assert not RdpAccountant(neighboring_relation=REPLACE_ONE).supports(flips)
 
 
 @pytest.mark.parametrize("size", [1, 3, 8])
 @pytest.mark.parametrize("epsilon", [1e-3, 0.5, 3.0, 500.0])
-def test_budgets_are_kept(size, epsilon):
+def test_budgets_of_records_keep_that_of_their_group(size, epsilon):
     for delta in (0.0, 1e-7):
         each = guarantee(*group_budget(epsilon, delta, size))
-        whole = each.for_groups(size)
-        assert epsilon * (1 - 1e-9) < whole.epsilon <= epsilon
-        assert delta * (1 - 1e-9) <= whole.delta <= delta
+        group = each.for_groups(size)
+        assert epsilon * (1 - 1e-9) < group.epsilon <= epsilon
+        assert delta * (1 - 1e-9) <= group.delta <= delta
     if size < 3 or epsilon < 10:  # Gaussian noise k times as large would do
         noise = gaussian_stddev(*group_budget(epsilon, 1e-7, size), sensitivity=1.0)
         least = size * gaussian_stddev(epsilon, 1e-7, sensitivity=1.0)
@@ -79,14 +65,14 @@ def test_the_lemma_is_reached():
     mass = [1.0]
     for _ in range(3):
         mass.append((mass[-1] - delta) / math.exp(epsilon))
-    whole = guarantee(epsilon, delta).for_groups(3)
-    needed = mass[0] - math.exp(whole.epsilon) * mass[3]
-    assert whole.delta == pytest.approx(needed, rel=1e-9)
+    group = guarantee(epsilon, delta).for_groups(3)
+    needed = mass[0] - math.exp(group.epsilon) * mass[3]
+    assert group.delta == pytest.approx(needed, rel=1e-9)
 
 
 def test_what_protects_nobody_protects_no_group():
-    whole = PrivacyGuarantee.non_private().for_groups(3)
-    assert whole.epsilon == math.inf
+    group = PrivacyGuarantee.non_private().for_groups(3)
+    assert group.epsilon == math.inf
     assert guarantee(900.0, 1e-9).for_groups(3).delta < 1.0
 
 
@@ -112,9 +98,8 @@ def divergences(density, other, cell):
 
 def line(moves, weights):
     x = np.linspace(-25.0, 25.0, 200_001)
-    return sum(
-        w * scipy.stats.norm.pdf(x - m) for m, w in zip(moves, weights, strict=True)
-    )
+    pairs = zip(moves, weights, strict=True)
+    return sum(weight * scipy.stats.norm.pdf(x - move) for move, weight in pairs)
 
 
 @pytest.mark.parametrize("relation", RELATIONS)
@@ -127,9 +112,9 @@ def test_one_step_by_integration(shift, prob, size, relation):
     is_replaced = relation is REPLACE_ONE
     other = line(-shift * counts, weights) if is_replaced else line([0.0], [1.0])
     exact = divergences(line(shift * counts, weights), other, 50 / 200_000)
-    found = bounds(shift, prob, size, relation)
-    assert (found >= exact * (1 - 1e-9) - 1e-13).all()
-    assert (found <= 1.01 * exact + 1e-12).all()
+    stated = bounds(shift, prob, size, relation)
+    assert (stated >= exact * (1 - 1e-9) - 1e-13).all()
+    assert (stated <= 1.01 * exact + 1e-12).all()
 
 
 @pytest.mark.parametrize("relation", RELATIONS)
@@ -138,7 +123,7 @@ def test_no_other_moves_pass_the_pair(relation, kind):
     rng, grid = np.random.default_rng(5), np.linspace(-9.0, 9.0, 721)
     points = np.stack(np.meshgrid(grid, grid), axis=-1)
     shift, prob, size = 1.5, 0.3, 1 if kind == "one" else 2
-    found = bounds(shift, prob, size, relation)
+    stated = bounds(shift, prob, size, relation)
 
     def density(moves):
         total = 0.0
@@ -157,38 +142,38 @@ def test_no_other_moves_pass_the_pair(relation, kind):
             moves[1] = -moves[0, ::-1]
         other = density(moves[1] * (relation is REPLACE_ONE))
         exact = divergences(density(moves[0]), other, (grid[1] - grid[0]) ** 2)
-        assert (exact <= found * (1 + 1e-9) + 1e-12).all()
+        assert (exact <= stated * (1 + 1e-9) + 1e-12).all()
 
 
 @pytest.mark.parametrize("relation", RELATIONS)
 def test_a_group_costs_no_more_than_its_records(relation):
     size = 3
     run = Sampling(num_steps=50, sampling_prob=0.05, relation=relation)
-    epsilon = noise_multiplier_to_epsilon(1.5, 1e-8, run)
+    epsilon = accounting.noise_multiplier_to_epsilon(1.5, 1e-8, run)
     event = gaussian_event(1.5, run)
     one = PrivacyGuarantee.of(epsilon, 1e-8, dp_event=event, relation=relation)
-    whole = one.for_groups(size)
-    found = noise_multiplier_to_epsilon(1.5, whole.delta, replace(run, group_size=size))
-    assert 0.5 * whole.epsilon < found < whole.epsilon
-    multiplier = noise_multiplier(3.0, 1e-6, replace(run, group_size=size))
-    several = noise_multiplier(
-        3.0, 1e-6, replace(run, group_size=size, other_multiplier=90.0)
-    )
+    group = one.for_groups(size)
+    together = replace(run, group_size=size)
+    price = accounting.noise_multiplier_to_epsilon(1.5, group.delta, together)
+    assert 0.5 * group.epsilon < price < group.epsilon
+    multiplier = accounting.noise_multiplier(3.0, 1e-6, together)
+    beside = replace(together, other_multiplier=90.0)
+    several = accounting.noise_multiplier(3.0, 1e-6, beside)
     assert multiplier < several < 1.5 * multiplier
 
 
 def test_large_groups_and_other_releases_fall_back_to_full_batches():
     run = Sampling(num_steps=9, relation=ADD_OR_REMOVE_ONE)
 
-    def cost(multiplier, **options):
-        return noise_multiplier_to_epsilon(multiplier, 1e-6, replace(run, **options))
+    def cost(z, **options):
+        return accounting.noise_multiplier_to_epsilon(z, 1e-6, replace(run, **options))
 
     # Of 3,000 records a batch has some dozens, if they are drawn rarely.
     few = cost(3_000.0, group_size=3_000, sampling_prob=0.01)
     assert few < 0.1 * cost(3_000.0, group_size=3_000, sampling_prob=1.0)
     for options in ({"group_size": 10**6}, {"group_size": 2, "other_multiplier": 0.01}):
-        found, whole = (cost(1e6, **options, sampling_prob=x) for x in (0.5, 1.0))
-        assert whole <= found <= 1.01 * whole
+        sampled, full = (cost(1e6, **options, sampling_prob=x) for x in (0.5, 1.0))
+        assert full <= sampled <= 1.01 * full
 
 
 BANDED = BandedToeplitz.square_root(9, 3)
@@ -199,7 +184,6 @@ BANDED = BandedToeplitz.square_root(9, 3)
 )
 def test_full_batches_of_a_group_have_so_many_times_the_noise(options):
     run = Sampling(num_steps=9, **options)
-    one, four = (
-        noise_multiplier(1.0, 1e-6, replace(run, group_size=k)) for k in (1, 4)
-    )
+    runs = [replace(run, group_size=size) for size in (1, 4)]
+    one, four = (accounting.noise_multiplier(1.0, 1e-6, run) for run in runs)
     assert four == pytest.approx(4 * one, rel=1e-6)

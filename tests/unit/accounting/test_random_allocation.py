@@ -18,17 +18,10 @@ from dpjax.accounting._likelihood_ratios import allocation_epsilon, run_losses
 EPSILONS = np.array([0.0, 0.1, 0.5, 1.0, 2.0])
 
 
-def gain(mu, level):
-    """Expectation of (Y - level)_+, Y lognormal of mean one and scale mu > 0."""
-    log_level = np.log(np.maximum(level, 1e-300))
-    first, second = (scipy.special.ndtr(x - log_level / mu) for x in (mu / 2, -mu / 2))
-    return np.where(level > 0, first - level * second, 1 - level)
-
-
-def close_above(found, exact, share=2e-3):
+def close_above(deltas, exact, share=2e-3):
     # The exact numbers are differences, with absolute errors.
-    assert (found >= exact * (1 - 1e-9) - 1e-11).all()
-    assert (found <= exact * (1 + share) + 1e-11).all()
+    assert (deltas >= exact * (1 - 1e-9) - 1e-11).all()
+    assert (deltas <= exact * (1 + share) + 1e-11).all()
 
 
 def curves(stddev, num_steps, num_bins, other=math.inf):
@@ -40,8 +33,8 @@ def curves(stddev, num_steps, num_bins, other=math.inf):
 def test_one_bin_is_the_gaussian_mechanism(stddev):
     for num_steps, other in ((1, math.inf), (5, math.inf), (5, 2.0)):
         mu = math.sqrt(num_steps / stddev**2 + other**-2)
-        for found in curves(stddev, num_steps, 1, other):
-            close_above(found, gaussian_delta(mu, EPSILONS))
+        for deltas in curves(stddev, num_steps, 1, other):
+            close_above(deltas, gaussian_delta(mu, EPSILONS))
 
 
 @pytest.mark.parametrize("stddev", [0.5, 1.0, 4.0])
@@ -53,18 +46,22 @@ def test_two_steps_by_quadrature(stddev, is_adaptive):
     # The second move may depend on the first outcome, within the norm bound.
     mu = np.where(is_adaptive & (z < 0.3), 0.3, 1.0) / stddev
 
-    def excess(v):  # the mean of (ratio - v)_+
-        return 0.5 * float(weights @ gain(mu, 2 * v - first))
+    def excess(v):  # the mean of (ratio - v)_+: the second step's is lognormal
+        level = 2 * v - first
+        log_level = np.log(np.maximum(level, 1e-300)) / mu
+        above, below = (scipy.special.ndtr(x - log_level) for x in (mu / 2, -mu / 2))
+        gain = np.where(level > 0, above - level * below, 1 - level)
+        return 0.5 * float(weights @ gain)
 
     growth = np.exp(EPSILONS)
     removed = np.array([excess(v) for v in growth])
     # (1 - e^epsilon ratio)_+ = e^epsilon ((ratio - v)_+ - ratio + v), v = e^-epsilon.
     added = np.array([v * (excess(1 / v) - 1 + 1 / v) for v in growth])
-    for found, expected in zip(curves(stddev, 2, 2), (removed, added), strict=True):
+    for deltas, expected in zip(curves(stddev, 2, 2), (removed, added), strict=True):
         if is_adaptive:
-            assert (found >= expected - 1e-11).all()
+            assert (deltas >= expected - 1e-11).all()
         else:
-            close_above(found, expected)
+            close_above(deltas, expected)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +100,7 @@ def test_simulated_runs_lose_no_more(stddev, num_steps, num_bins):
 
 
 @pytest.mark.parametrize("relation", [REPLACE_ONE, ADD_OR_REMOVE_ONE])
-def test_monotone_with_limits(relation):
+def test_the_price_falls_with_noise_and_rises_with_steps(relation):
     def cost(multiplier, num_steps=20, num_bins=10, **others):
         run = Sampling(num_steps, num_bins=num_bins, relation=relation, **others)
         return noise_multiplier_to_epsilon(multiplier, 1e-6, run)

@@ -22,7 +22,7 @@ def outer(epsilon, delta, num, size, relation=REPLACE_ONE):
 
 @pytest.mark.parametrize("epsilon", [1e-300, 1e-9, 0.3, 1.0, 5.0, 699.0, 800.0, 1e5])
 @pytest.mark.parametrize(("num", "size"), SIZES)
-def test_both_ways_and_on_the_safe_side(num, size, epsilon):
+def test_budget_and_price_of_a_sample_are_inverse_on_the_safe_side(num, size, epsilon):
     delta = 1e-3 * size / num
     budget = accounting.Sample(num, size).budget(epsilon, delta)
     with mpmath.workdps(60):
@@ -30,12 +30,12 @@ def test_both_ways_and_on_the_safe_side(num, size, epsilon):
         exact = mpmath.log1p(scale * mpmath.expm1(mpmath.mpf(epsilon)))
         assert exact * (1 - 1e-11) <= budget[0] <= exact
         assert Fraction(budget[1]) * size <= Fraction(delta) * num
-        found = outer(*budget, num, size)
+        stated = outer(*budget, num, size)
         back = mpmath.log1p(mpmath.expm1(mpmath.mpf(budget[0])) / scale)
-        assert back <= found.epsilon <= epsilon
-    assert delta * (1 - 1e-11) <= found.delta <= delta
-    assert (found.dp_event == accounting.gaussian_event(1.0)) == (num == size)
-    assert f"any one of the {num:,} records" in found.description
+        assert back <= stated.epsilon <= epsilon
+    assert delta * (1 - 1e-11) <= stated.delta <= delta
+    assert (stated.dp_event == accounting.gaussian_event(1.0)) == (num == size)
+    assert f"any one of the {num:,} records" in stated.description
 
 
 def test_no_smaller_epsilon_would_do():
@@ -67,12 +67,11 @@ def test_a_second_release_of_a_sample_is_refused_wherever_it_is_counted():
             table.spend(again)
     with pytest.raises(ValueError, match="samples that nothing was released from"):
         accounting.PrivacyFilter(9.0, 0.1).spend(first, second)
+    sampled = dpa.PoissonSampledDpEvent(0.1, first.dp_event)
     for event in (
         dpa.ComposedDpEvent((first.dp_event, second.dp_event)),
         dpa.SelfComposedDpEvent(first.dp_event, 2),
-        dpa.ComposedDpEvent(
-            (first.dp_event, dpa.PoissonSampledDpEvent(0.1, first.dp_event))
-        ),
+        dpa.ComposedDpEvent((first.dp_event, sampled)),
     ):
         with pytest.raises(ValueError, match="dp_event must be of one release of a sa"):
             accounting.PrivacyGuarantee.of(1.0, 0.1, dp_event=event)
@@ -81,8 +80,8 @@ def test_a_second_release_of_a_sample_is_refused_wherever_it_is_counted():
     with pytest.raises(ValueError, match=r"base must be .* share a sample"):
         accounting.tuning_epsilon(first, 1e-4, mean_trials=3)
     # All records are no sample.
-    whole = accounting.Sample(10, 10)
-    table.spend(whole.privacy(one)).spend(whole.privacy(one))
+    every = accounting.Sample(10, 10)
+    table.spend(every.privacy(one)).spend(every.privacy(one))
 
 
 def test_releases_of_a_sample_are_composed_before_they_are_amplified():
@@ -105,9 +104,8 @@ def test_releases_of_a_sample_are_composed_before_they_are_amplified():
     nobody = accounting.PrivacyGuarantee.non_private()
     assert drawn.privacy(each, nobody).epsilon == math.inf
     pure = accounting.PrivacyGuarantee.of(0.1, 0.0, dp_event=dpa.GaussianDpEvent(1.0))
-    assert drawn.privacy(pure, pure).epsilon == pytest.approx(
-        math.log1p(1e-4 * math.expm1(0.2))
-    )
+    amplified = math.log1p(1e-4 * math.expm1(0.2))
+    assert drawn.privacy(pure, pure).epsilon == pytest.approx(amplified)
     with pytest.raises(ValueError, match=r"releases.* must be"):
         drawn.privacy()
     with pytest.raises(ValueError, match=r"relation.* must be"):

@@ -3,28 +3,17 @@
 import math
 from dataclasses import replace
 
+import dp_accounting as dpa
 import mpmath
 import numpy as np
 import pytest
 import scipy.integrate
 import scipy.stats
-from dp_accounting import (
-    GaussianDpEvent,
-    NeighboringRelation,
-    SingleEpochTreeAggregationDpEvent,
-)
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
 from dpjax import ADD_OR_REMOVE_ONE, REPLACE_ONE, accounting
-from dpjax.accounting import (
-    Sampling,
-    gaussian_epsilon,
-    gaussian_event,
-    gaussian_stddev,
-    noise_multiplier,
-    noise_multiplier_to_epsilon,
-)
+from dpjax.accounting import Sampling, noise_multiplier, noise_multiplier_to_epsilon
 from dpjax.accounting._sampled_gaussian import (
     fixed_size_log_moment,
     fixed_size_losses,
@@ -81,9 +70,8 @@ def test_one_step_of_fixed_size_by_direct_integration(multiplier, prob, delta):
     scheme = Sampling(num_steps=1, num_samples=1000, batch_size=int(1000 * prob))
     epsilon = noise_multiplier_to_epsilon(multiplier, delta, scheme)
     # All other records +C, this one +C or -C: attained.
-    attained = hockey_stick(
-        mixture(prob, 1 / multiplier), scipy.stats.norm.pdf(GRID), epsilon
-    )
+    densities = mixture(prob, 1 / multiplier), scipy.stats.norm.pdf(GRID)
+    attained = hockey_stick(*densities, epsilon)
     assert attained <= delta * (1 + 1e-6)
     assert (epsilon > 0) == (delta < prob)
     if epsilon > 0:
@@ -100,19 +88,15 @@ def test_no_step_of_fixed_size_passes_the_pair_that_dominates_it():
     multiplier, prob = 0.8, 0.1
     losses = fixed_size_losses(multiplier, prob, 1e-3)
     laws = {a: mixture(prob, a) for a in np.linspace(-1, 1, 9) / multiplier}
+    pairs = [(a, b) for a in laws for b in laws if abs(a - b) <= 1 / multiplier]
     for epsilon in (-1.0, -0.02, 0.0, 0.005, 0.05, 0.5, 2.0):
         bound = losses.get_delta_for_epsilon(epsilon)
-        largest = max(
-            hockey_stick(laws[a], laws[b], epsilon)
-            for a in laws
-            for b in laws
-            if abs(a - b) <= 1 / multiplier
-        )
+        largest = max(hockey_stick(laws[a], laws[b], epsilon) for a, b in pairs)
         assert 0.95 * bound <= largest <= bound + 1e-9
 
 
 def test_whole_data_as_one_batch_is_exact():
-    exact = gaussian_stddev(1.0, 1e-5, sensitivity=1.0, num_releases=50)
+    exact = accounting.gaussian_stddev(1.0, 1e-5, sensitivity=1.0, num_releases=50)
     for sizes in ({}, {"num_samples": 70, "batch_size": 70}):
         assert noise_multiplier(1.0, 1e-5, Sampling(50, **sizes)) == exact
 
@@ -122,7 +106,7 @@ def test_sampling_never_costs_more_than_full_batches(scheme):
     for multiplier in (1e-6, 0.02, 10.0, 1e9):
         sampled = noise_multiplier_to_epsilon(multiplier, 1e-5, scheme)
         times = {"sensitivity": 1.0, "num_releases": 1000}
-        assert sampled <= gaussian_epsilon(multiplier, 0.999e-5, **times)
+        assert sampled <= accounting.gaussian_epsilon(multiplier, 0.999e-5, **times)
 
 
 SAMPLED = [POISSON, FIXED_SIZE, replace(POISSON, relation=ADD_OR_REMOVE_ONE)]
@@ -134,10 +118,8 @@ SAMPLED = [POISSON, FIXED_SIZE, replace(POISSON, relation=ADD_OR_REMOVE_ONE)]
 def test_there_is_no_cliff_where_the_accountant_cannot_resolve_delta(scheme, other):
     # Its FFT resolves 1e-15 a step: without another bound epsilon is there 487.
     deltas = np.r_[2e-11, 1e-11, np.geomspace(1.3e-12, 0.9e-12, 7), 1e-13, 1e-15]
-    epsilons = [
-        noise_multiplier_to_epsilon(3.0, x, replace(scheme, other_multiplier=other))
-        for x in deltas
-    ]
+    run = replace(scheme, other_multiplier=other)
+    epsilons = [noise_multiplier_to_epsilon(3.0, x, run) for x in deltas]
     # From 1e-15 to 2e-11 a Gaussian's epsilon grows by a fifth.
     assert np.all(np.diff(epsilons) >= 0)
     assert np.max(np.diff(epsilons) / epsilons[1:]) < 0.09
@@ -162,18 +144,14 @@ def test_renyi_divergences_of_a_step_by_direct_integration(multiplier, prob, ord
 
     normal = np.exp(-(x**2) / 2) / math.sqrt(2 * math.pi)
     loss = log_ratio(mu)
-    moments = {
-        poisson_log_moment: np.exp(
-            order * log_ratio(bound) + (1 - order) * log_ratio(-bound)
-        ),
-        fixed_size_log_moment: 1
-        + (np.exp(order * loss) + np.exp((1 - order) * loss) - 1 - np.exp(loss))
-        * (x > mu / 2),
-    }
-    for log_moment, integrand in moments.items():
+    poisson = np.exp(order * log_ratio(bound) + (1 - order) * log_ratio(-bound))
+    fixed = np.exp(order * loss) + np.exp((1 - order) * loss) - 1 - np.exp(loss)
+    fixed = 1 + fixed * (x > mu / 2)
+    moments = (poisson_log_moment, poisson), (fixed_size_log_moment, fixed)
+    for log_moment, integrand in moments:
         exact = math.log(scipy.integrate.trapezoid(normal * integrand, x))
-        found = log_moment(order, multiplier, prob)
-        assert exact * (1 - 1e-5) - 1e-12 <= found <= exact * 1.02 + 1e-12
+        stated = log_moment(order, multiplier, prob)
+        assert exact * (1 - 1e-5) - 1e-12 <= stated <= exact * 1.02 + 1e-12
 
 
 @pytest.mark.parametrize("scheme", [SHORT, replace(SHORT, relation=ADD_OR_REMOVE_ONE)])
@@ -182,15 +160,15 @@ def test_other_releases_share_the_budget(scheme):
     shared = replace(scheme, other_multiplier=other)
     multiplier = noise_multiplier(1.0, 1e-5, shared)
     assert multiplier > 1.01 * noise_multiplier(1.0, 1e-5, scheme)
-    found = noise_multiplier_to_epsilon(multiplier, 1e-5, shared)
-    assert 0.99 < found <= 1.0
+    price = noise_multiplier_to_epsilon(multiplier, 1e-5, shared)
+    assert 0.99 < price <= 1.0
     # An accountant by itself, with both events.
     relation = scheme.relation
     accountant, unit = PLDAccountant(relation), 2 if relation is REPLACE_ONE else 1
-    accountant.compose(gaussian_event(multiplier, scheme))
-    accountant.compose(GaussianDpEvent(unit * other))
-    assert accountant.get_epsilon(0.999e-5) == pytest.approx(found, rel=0.01)
-    assert found > gaussian_epsilon(other, 1e-5, sensitivity=1.0)
+    accountant.compose(accounting.gaussian_event(multiplier, scheme))
+    accountant.compose(dpa.GaussianDpEvent(unit * other))
+    assert accountant.get_epsilon(0.999e-5) == pytest.approx(price, rel=0.01)
+    assert price > accounting.gaussian_epsilon(other, 1e-5, sensitivity=1.0)
 
 
 def test_other_releases_beside_full_batches_add_precisions():
@@ -212,13 +190,14 @@ def test_other_releases_that_leave_nothing_are_refused():
     assert noise_multiplier_to_epsilon(1.0, 1e-5, free) == math.inf
 
 
+BLANKED = dpa.NeighboringRelation.REPLACE_SPECIAL
 SIZES = {"num_samples": 5, "batch_size": 1}
 BANDED = {"strategy": BandedToeplitz.square_root(9, 4)}
 TREE = {"strategy": BinaryTree(9), "sampling_prob": 0.5}
 CYCLIC = {"sampling_prob": 0.1, "min_separation": 4, "max_participations": 3}
 
 
-test_what_does_not_fit_is_named = refused(
+test_options_of_sampling_that_do_not_fit_are_named = refused(
     lambda options: Sampling(**{"num_steps": 9} | options),
     ({"batch_size": 5}, "num_samples"),
     ({"num_samples": 5}, "batch_size"),
@@ -226,7 +205,7 @@ test_what_does_not_fit_is_named = refused(
     (SIZES | {"num_samples": 5.5}, "num_samples"),
     (SIZES | {"sampling_prob": 0.5}, "sampling_prob"),
     (SIZES | {"relation": ADD_OR_REMOVE_ONE}, "relation"),
-    ({"relation": NeighboringRelation.REPLACE_SPECIAL}, "relation"),
+    ({"relation": BLANKED}, "relation"),
     ({"num_bins": 0}, "num_bins"),
     ({"num_bins": 4, "sampling_prob": 0.1}, "num_bins"),
     (SIZES | {"num_bins": 4}, "num_bins"),
@@ -250,10 +229,9 @@ test_what_does_not_fit_is_named = refused(
 @pytest.mark.parametrize("field", [{"other_multiplier": 3.0}, {"group_size": 2}])
 def test_an_event_is_of_these_steps_and_of_one_record(field):
     with pytest.raises(ValueError, match=f"^{next(iter(field))} must be"):
-        gaussian_event(1.0, Sampling(9, **field))
+        accounting.gaussian_event(1.0, Sampling(9, **field))
 
 
-REPLACE_SPECIAL = NeighboringRelation.REPLACE_SPECIAL
 BANDS = BandedToeplitz.square_root(40, 4)
 
 
@@ -270,20 +248,20 @@ def test_sampling_costs_less_and_full_groups_the_same():
         sampling = CyclicPoisson(expected, 5).sampling(400, 40, strategy=strategy)
         return noise_multiplier_to_epsilon(4.0, 1e-5, sampling)
 
-    whole = BANDS.sensitivity(max_participations=8, min_separation=5)
-    expected = accounting.gaussian_epsilon(4.0, 1e-5, sensitivity=whole)
+    sensitivity = BANDS.sensitivity(max_participations=8, min_separation=5)
+    expected = accounting.gaussian_epsilon(4.0, 1e-5, sensitivity=sensitivity)
     np.testing.assert_allclose(epsilon(80.0), expected)
     assert epsilon(10.0) < 0.5 * epsilon(80.0)
 
 
-def test_a_tree_is_dp_accountings():
+def test_a_tree_costs_what_dp_accounting_says():
     # One epoch of 40 steps: 6 nodes hold a step. Theirs goes through Renyi divergences.
     sampling = Disjoint().sampling(400, 40, strategy=BinaryTree(40))
     ours = noise_multiplier_to_epsilon(7.0, 1e-5, sampling)
-    accountant = RdpAccountant(neighboring_relation=REPLACE_SPECIAL)
-    accountant.compose(SingleEpochTreeAggregationDpEvent(7.0, 40))
+    accountant = RdpAccountant(neighboring_relation=BLANKED)
+    accountant.compose(dpa.SingleEpochTreeAggregationDpEvent(7.0, 40))
     theirs = accountant.get_epsilon(1e-5)
-    same = RdpAccountant().compose(GaussianDpEvent(7.0 / math.sqrt(6)))
+    same = RdpAccountant().compose(dpa.GaussianDpEvent(7.0 / math.sqrt(6)))
     np.testing.assert_allclose(theirs, same.get_epsilon(1e-5))
     assert 0.8 * theirs < ours <= theirs
 
@@ -301,7 +279,7 @@ def exact_tail(capacity, n, q):
 
 @pytest.mark.parametrize(("n", "q"), [(1, 0.3), (40, 0.02), (600, 0.1), (600, 0.95)])
 @pytest.mark.parametrize("delta", [1e-12, 1e-5, 0.1])
-def test_smallest_capacity_within_its_share(n, q, delta):
+def test_the_capacity_is_the_smallest_within_its_share_of_delta(n, q, delta):
     steps = 30
     for epsilon in (0.1, 1.0, 20.0):
         capacity = poisson_capacity(n, q, num_steps=steps, epsilon=epsilon, delta=delta)
@@ -333,7 +311,7 @@ def test_factor_of_the_overflow(seed):
     assert worst == pytest.approx(delta + (1 + math.exp(epsilon)) * move, rel=0.02)
 
 
-def test_limits():
+def test_limits_of_the_capacity():
     base = {"num_steps": 10, "epsilon": 1.0, "delta": 1e-5}
     assert poisson_capacity(100, 1.0, **base) == 100
     assert poisson_capacity(100, 0.01, **{**base, "delta": 0.0}) == 100

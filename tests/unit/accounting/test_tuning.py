@@ -1,9 +1,4 @@
-"""The price of a private selection, against selections whose privacy is computed.
-
-`exact_epsilon` is that of one selection on a finite set of outputs in a given order;
-`attacked_epsilon` the largest of many orders. Laws of the number of trials enter as
-their generating functions, written anew here.
-"""
+"""The price of a private selection, against selections whose privacy is computed."""
 
 import math
 
@@ -16,13 +11,8 @@ import scipy.stats
 from dp_accounting.dp_event import RepeatAndSelectDpEvent
 from dp_accounting.rdp import RdpAccountant
 
-from dpjax.accounting import (
-    PrivacyGuarantee,
-    _tuning,
-    gaussian_epsilon,
-    tuning_budget,
-    tuning_epsilon,
-)
+from dpjax.accounting import PrivacyGuarantee, gaussian_epsilon
+from dpjax.accounting._tuning import TrialCount, tuning_budget, tuning_epsilon
 
 DELTA = 1e-5
 SHAPES = {"logarithmic": 0.0, "geometric": 1.0, "negative_binomial": -0.5}
@@ -30,7 +20,7 @@ DISTRIBUTIONS = (*SHAPES, "poisson", "binomial")
 
 
 def generating_function(distribution, mean):
-    """x -> E x^K, of the law with this mean."""
+    """x -> E x^K, of the law of K with this mean, written anew."""
     if distribution == "poisson":
         return lambda x: np.exp(mean * (x - 1))
     if distribution == "binomial":
@@ -81,31 +71,27 @@ def exact_delta(p, q, f, epsilon):
 
 
 def exact_epsilon(p, q, f, delta, least=0.0):
+    """That of one selection among outputs in order, by bisection."""
     low, high = least, 50.0
     if exact_delta(p, q, f, low) <= delta:
         return low
     for _ in range(30):
         middle = (low + high) / 2
-        if exact_delta(p, q, f, middle) > delta:
-            low = middle
-        else:
-            high = middle
+        is_above = exact_delta(p, q, f, middle) > delta
+        low, high = (middle, high) if is_above else (low, middle)
     return low
 
 
 def attacked_epsilon(atoms, f, delta):
-    """The largest epsilon of orders of the atoms, the best of these last.
-
-    By their likelihood ratio, up or down, or with those up to one place on top of all.
-    """
+    """The largest epsilon of orders of the atoms: by ratio, some of them put on top."""
     p, q = atoms
     ratios = np.argsort(np.log(np.maximum(p, 1e-300)) - np.log(np.maximum(q, 1e-300)))
-    size, found = len(p), 0.0
+    size, epsilon = len(p), 0.0
     for top in range(0, size, size // 60):
         order = np.r_[ratios[top:], ratios[:top]]
-        found = exact_epsilon(p[order], q[order], f, delta, found)
-        found = exact_epsilon(q[order[::-1]], p[order[::-1]], f, delta, found)
-    return found
+        epsilon = exact_epsilon(p[order], q[order], f, delta, epsilon)
+        epsilon = exact_epsilon(q[order[::-1]], p[order[::-1]], f, delta, epsilon)
+    return epsilon
 
 
 # What one run costs, and its laws on two neighbours.
@@ -186,7 +172,7 @@ def test_no_price_is_above_the_renyi_theorems(rho, distribution, mean):
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
 @pytest.mark.parametrize("mean", [1.0, 40.0])
 def test_laws_are_what_their_generating_functions_say(distribution, mean):
-    law = _tuning.TrialCount(distribution, mean)
+    law = TrialCount(distribution, mean)
     k = np.arange(250_000)
     probs = law.prob(k)
     assert np.sum(probs) == pytest.approx(1, abs=1e-9)
@@ -199,8 +185,8 @@ def test_laws_are_what_their_generating_functions_say(distribution, mean):
     np.testing.assert_allclose(law.steepness(z), near, rtol=1e-2, atol=1e-9)
     if mean > 1:
         expected = np.sum(probs * (1 - z[:, None]) ** k, axis=1)
-        found = generating_function(distribution, mean)(1 - z)
-        np.testing.assert_allclose(found, expected, atol=1e-9)
+        generated = generating_function(distribution, mean)(1 - z)
+        np.testing.assert_allclose(generated, expected, atol=1e-9)
 
 
 @pytest.mark.parametrize("distribution", ["geometric", "binomial"])
@@ -213,7 +199,7 @@ def test_the_budget_of_a_run_is_the_inverse(distribution):
 
 
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS[:3])
-def test_one_run_costs_what_it_costs(distribution):
+def test_a_tuning_of_one_run_costs_what_the_run_costs(distribution):
     options = {"mean_trials": 1, "distribution": distribution}
     assert tuning_epsilon(0.7, 0.0, **options) == pytest.approx(0.7, rel=1e-8)
     exact = gaussian_epsilon(2.0, DELTA, sensitivity=1.0)
@@ -241,7 +227,7 @@ def test_a_guarantee_counts_where_its_event_is_unknown():
     assert tuning_epsilon(PrivacyGuarantee.non_private(), DELTA, **options) == math.inf
 
 
-def test_limits():
+def test_a_tuning_costs_zero_or_infinity_where_its_runs_do():
     assert tuning_epsilon(0.0, 0.0, mean_trials=5) == 0
     assert tuning_epsilon(math.inf, 0.0, mean_trials=5) == math.inf
     assert tuning_epsilon(math.inf, DELTA, mean_trials=5) == math.inf

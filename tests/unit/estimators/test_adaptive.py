@@ -25,9 +25,8 @@ INNER = {
 
 
 def adaptive_of(name, **settings):
-    return estimators.AdaptiveThreshold(
-        INNER[name], **({"lower": 1e-6, "upper": 1e6} | settings)
-    )
+    settings = {"lower": 1e-6, "upper": 1e6} | settings
+    return estimators.AdaptiveThreshold(INNER[name], **settings)
 
 
 def flat(tree):
@@ -44,7 +43,7 @@ def norms_of(name, rows):
 
 @pytest.mark.quick(2)
 @pytest.mark.parametrize("name", INNER)
-def test_mean_and_counts_are_what_they_say(name):
+def test_counts_are_of_samples_within_the_threshold_which_follows_them(name):
     rows = 0.4 * np.random.default_rng(0).standard_t(2, (40, 5))
     adaptive = adaptive_of(name)
     counting = adaptive.counting
@@ -119,9 +118,8 @@ def test_noise_is_one_gaussian_of_mean_and_counts(key):
         mean, state = transform.update(jnp.zeros((4, 3)), state)
         return mean, jnp.log(state.thresholds) / -0.01 - 0.5
 
-    means, counts = jax.jit(jax.vmap(release))(
-        jax.random.split(jax.random.key(3), 20_000)
-    )
+    keys = jax.random.split(jax.random.key(3), 20_000)
+    means, counts = jax.jit(jax.vmap(release))(keys)
     stddev = 1.5 * adaptive.counting.sensitivity(4, 3).l2
     np.testing.assert_allclose(np.std(means), stddev, rtol=0.02)
     expected = stddev / (2 * float(adaptive.counting.half))

@@ -62,7 +62,7 @@ def test_estimate_is_the_mean_of_influences(estimator):
 
 @pytest.mark.quick(1)
 @each(ALL)
-def test_vmap_over_samples_and_over_hyperparameters(estimator):
+def test_vmap_over_samples_and_hyperparameters_is_one_by_one(estimator):
     batch = np.random.default_rng(0).standard_cauchy((10, 11, 3)).astype(np.float32)
     together = jax.vmap(estimator)(batch)
     one_by_one = np.stack([estimator(x) for x in batch])
@@ -73,34 +73,30 @@ def test_vmap_over_samples_and_over_hyperparameters(estimator):
     factors = np.float32([0.25, 0.5, 1.0])
     scaled = jax.tree.map(lambda leaf: leaf * factors, estimator)
     together = jax.vmap(lambda e: e(batch[0]))(scaled)
-    one_by_one = [
-        jax.tree.map(lambda leaf, f=f: leaf * float(f), estimator)(batch[0])
-        for f in factors
-    ]
+    copies = [jax.tree.map(lambda x, f=f: x * float(f), estimator) for f in factors]
+    one_by_one = [copy(batch[0]) for copy in copies]
     # The approximations of h_beta differ by 1e-6 scale, and beta is scaled too.
     np.testing.assert_allclose(together, np.stack(one_by_one), rtol=2e-6, atol=4e-6)
 
 
 @pytest.mark.quick(1)
 @each(ALL)
-def test_dtypes(estimator):
+def test_half_precision_is_estimated_in_float32_and_float64_in_float64(estimator):
     for half in (jnp.bfloat16, jnp.float16):
         rows = np.linspace(-2, 2, 33).reshape(11, 3).astype(half)
         estimate = estimator(rows)
         assert estimate.dtype == jnp.float32
         np.testing.assert_array_equal(estimate, estimator(np.float32(rows)))
     # What only its types are asked of is traced.
-    whole = jax.eval_shape(estimator, jnp.ones((11, 3), jnp.int32))
-    assert whole.dtype == jnp.float32
+    of_integers = jax.eval_shape(estimator, jnp.ones((11, 3), jnp.int32))
+    assert of_integers.dtype == jnp.float32
     with jax.enable_x64(True):
         mixed = {"x": np.float64(ROWS), "y": ROWS}
-        kept = jax.tree.map(lambda x: x.dtype, jax.eval_shape(estimator, mixed))
-        assert kept == {"x": jnp.float64, "y": jnp.float32}
+        dtypes = jax.tree.map(lambda x: x.dtype, jax.eval_shape(estimator, mixed))
+        assert dtypes == {"x": jnp.float64, "y": jnp.float32}
         assert jax.eval_shape(estimator, ROWS).dtype == jnp.float32
         # A float64 estimate is as exact as float64.
-        both = jax.jit(
-            lambda rows: (estimator(rows), jax.vmap(estimator.influence)(rows))
-        )
+        both = jax.jit(lambda x: (estimator(x), jax.vmap(estimator.influence)(x)))
         estimate, influences = both(np.random.default_rng(1).normal(size=(1001, 2)))
     expected = mean_in_groups(estimator, influences)
     np.testing.assert_allclose(estimate, expected, rtol=0, atol=1e-15)
@@ -113,30 +109,27 @@ def test_masked_rows_count_nothing_and_keep_the_divisor(estimator):
     # Rows that count for nothing are rows of zeros, whatever they hold.
     zeros = np.where(mask[:, None], np.float32(0), ROWS)
     for rubbish in np.float32([np.nan, np.inf, 1e38]):
-        spoiled = np.where(mask[:, None], rubbish, ROWS)
-        np.testing.assert_allclose(
-            estimator(spoiled, mask), estimator(zeros), atol=1e-6
-        )
+        filled = np.where(mask[:, None], rubbish, ROWS)
+        np.testing.assert_allclose(estimator(filled, mask), estimator(zeros), atol=1e-6)
     np.testing.assert_array_equal(estimator(ROWS, jnp.ones(11, bool)), np.zeros(3))
-    np.testing.assert_allclose(
-        estimator(ROWS, np.zeros(11, bool)), estimator(ROWS), rtol=0, atol=1e-6
-    )
+    unmasked = estimator(ROWS, np.zeros(11, bool))
+    np.testing.assert_allclose(unmasked, estimator(ROWS), rtol=0, atol=1e-6)
 
 
 @pytest.mark.quick(1)
 @each(DIVISIBLE)
-def test_normalize_by(estimator):
+def test_the_sum_is_divided_by_normalize_by(estimator):
     @jax.jit
     def by_each(traced):  # in one program, which computes the sum once
         divisors = 22, 22.0, np.int64(22), traced
         return [estimator(ROWS, normalize_by=x) for x in divisors]
 
-    whole = np.asarray(estimator(ROWS))
+    mean = np.asarray(estimator(ROWS))
     arrays = [estimator(ROWS, normalize_by=f(22)) for f in (jnp.int32, jnp.float32)]
     # A sum of eleven terms that cancel is off by roundings of the terms.
     for estimate in [*by_each(22), *arrays]:
-        np.testing.assert_allclose(estimate, whole * 11 / 22, rtol=1e-6, atol=1e-8)
-    np.testing.assert_array_equal(estimator(ROWS, normalize_by=11), whole)
+        np.testing.assert_allclose(estimate, mean * 11 / 22, rtol=1e-6, atol=1e-8)
+    np.testing.assert_array_equal(estimator(ROWS, normalize_by=11), mean)
 
 
 BAD_VALUES = [np.nan, np.inf, -np.inf, 1e38, -3.4e38, 3e19, 1e19, 1e-45, 1e-38, 0.0]
@@ -217,16 +210,15 @@ def test_no_derivative_is_nan(estimator):
 
 @pytest.mark.quick(1)
 @each(ALL)
-def test_lowers_for_every_platform(estimator):
+def test_estimates_and_gradients_lower_for_every_platform(estimator):
     rows = jax.ShapeDtypeStruct((11, 3), jnp.float32)
 
     def value_and_grad(estimator, rows):
         return estimator(rows), jax.grad(lambda x: estimator(x).sum())(rows)
 
-    exported = jax.export.export(
-        jax.jit(value_and_grad), platforms=["cpu", "cuda", "tpu"]
-    )(jax.tree.map(jnp.float32, estimator), rows)
-    assert exported.platforms == ("cpu", "cuda", "tpu")
+    platforms = ("cpu", "cuda", "tpu")
+    export = jax.export.export(jax.jit(value_and_grad), platforms=platforms)
+    assert export(jax.tree.map(jnp.float32, estimator), rows).platforms == platforms
 
 
 @each(ALL)
@@ -266,11 +258,9 @@ def test_a_traced_sensitivity_is_the_same_and_none_is_rounded_to_half_precision(
         return [estimator.sensitivity(num_samples, 5, *x) for x in by_relation]
 
     halves = np.float16(3984), jnp.bfloat16(3984)
-    traced = jax.jit(
-        lambda x, ns: {k: [stated(e, n) for n in ns] for k, e in x.items()}
-    )
+    trace = jax.jit(lambda x, ns: {k: [stated(e, n) for n in ns] for k, e in x.items()})
     limits = jax.tree.map(jnp.float32, BOUNDED)
-    for name, stated_of_halves in traced(limits, halves).items():
+    for name, stated_of_halves in trace(limits, halves).items():
         expected = stated(BOUNDED[name], 3984.0)
         for sensitivities in (*stated_of_halves, stated(BOUNDED[name], halves[0])):
             np.testing.assert_allclose(sensitivities, expected, rtol=2e-6)

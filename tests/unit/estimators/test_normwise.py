@@ -7,16 +7,8 @@ import numpy as np
 import pytest
 
 import dpjax
-from dpjax.estimators import (
-    AdaptiveThreshold,
-    Clipping,
-    Grouped,
-    Normalization,
-    Scaled,
-    SmoothedClipping,
-    Truncation,
-    Winsorization,
-)
+from dpjax import estimators
+from dpjax.estimators import Clipping, Grouped, Normalization, Scaled, Winsorization
 from dpjax.mechanisms import BandedToeplitz
 from dpjax.transforms import privatize, scale_by_dp_adam
 from tests.unit.estimators.test_clipping import NORM_ERROR
@@ -25,7 +17,7 @@ from tests.unit.refusals import refused
 BOUNDS, GROUPS = np.array([0.7, 3.0], np.float32), ("w", ("b", "c/0"))
 GROUPED = {
     "clipping": Grouped(Clipping(BOUNDS), GROUPS),
-    "smoothed": Grouped(SmoothedClipping(jnp.array(BOUNDS), 9.21), GROUPS),
+    "smoothed": Grouped(estimators.SmoothedClipping(jnp.array(BOUNDS), 9.21), GROUPS),
     "normalization": Grouped(Normalization(0.1), GROUPS),
 }
 
@@ -48,8 +40,7 @@ def test_normalization_is_its_formula():
         ratios = influences(offset)
         np.testing.assert_allclose(ratios, expected, rtol=2e-6, atol=1e-36)
         assert np.linalg.norm(ratios, axis=1).max() <= 1 + NORM_ERROR
-    # Its derivative at zero, where that of the norm does not exist; elsewhere see
-    # tests/nightly/estimators/test_contract.py.
+    # Its derivative at zero, where that of the norm does not exist.
     slope = jax.jit(jax.jacfwd(Normalization(0.1).influence))(jnp.zeros(2))
     np.testing.assert_allclose(slope, 10 * np.eye(2))
 
@@ -97,13 +88,14 @@ FACTORED = {
     "two layers": Grouped(Clipping(jnp.array([0.2, 2.0])), LAYERS),
     "by leaf": Grouped(Normalization(0.3), ("first/kernel", "first/bias", "last")),
     "bias and last": Grouped(
-        SmoothedClipping(jnp.array([0.2, 2.0])), ("first/kernel", ("last", "first"))
+        estimators.SmoothedClipping(jnp.array([0.2, 2.0])),
+        ("first/kernel", ("last", "first")),
     ),
     # In factored form samples are not divided: they are multiplied out.
     "scaled winsorization": Scaled(Winsorization(0.7), SCALES).measured,
     "scaled clipping": Scaled(Clipping(2.0), SCALES).measured,
-    "counts": AdaptiveThreshold(Clipping(7.0), **RANGE).counting,
-    "counts of layers": AdaptiveThreshold(
+    "counts": estimators.AdaptiveThreshold(Clipping(7.0), **RANGE).counting,
+    "layer counts": estimators.AdaptiveThreshold(
         Grouped(Clipping(7.0), LAYERS), **RANGE
     ).counting,
 }
@@ -146,23 +138,25 @@ def scales_of(row):
     return jax.tree.map(lambda x: x[0], tree_of(row[None]))
 
 
-@pytest.mark.parametrize("inner", [Truncation(1.5), Clipping(2.0), Normalization(0.1)])
-def test_it_estimates_ratios(inner):
+@pytest.mark.parametrize(
+    "inner", [estimators.Truncation(1.5), Clipping(2.0), Normalization(0.1)]
+)
+def test_scaled_samples_are_estimated_as_ratios(inner):
     ratios = np.random.default_rng(0).standard_t(1.5, (9, 5)).astype(np.float32)
     mask = jnp.arange(9) == 4
     scaled = Scaled(inner, scales_of(RANGES))
-    found = scaled.measured(tree_of(ratios * RANGES), mask, normalize_by=8)
+    mean = scaled.measured(tree_of(ratios * RANGES), mask, normalize_by=8)
     expected = inner(tree_of(ratios), mask, normalize_by=8)
-    chex.assert_trees_all_close(found, expected, rtol=1e-5, atol=1e-6)
-    restored = jax.tree.map(jnp.multiply, found, scaled.scales)
-    chex.assert_trees_all_close(scaled.restored(found), restored, rtol=1e-6)
+    chex.assert_trees_all_close(mean, expected, rtol=1e-5, atol=1e-6)
+    restored = jax.tree.map(jnp.multiply, mean, scaled.scales)
+    chex.assert_trees_all_close(scaled.restored(mean), restored, rtol=1e-6)
 
 
 def test_a_number_stands_for_all_leaves_below_it():
     samples = tree_of(np.random.default_rng(1).normal(size=(6, 5)))
     prefix = Scaled(Winsorization(1.0), {"w": jnp.array([0.5, 2.0]), "b": 3, "c": 0.1})
-    whole = Scaled(Winsorization(1.0), scales_of(np.float32([0.5, 2, 3, 0.1, 0.1])))
-    chex.assert_trees_all_equal(prefix.measured(samples), whole.measured(samples))
+    by_leaf = Scaled(Winsorization(1.0), scales_of(np.float32([0.5, 2, 3, 0.1, 0.1])))
+    chex.assert_trees_all_equal(prefix.measured(samples), by_leaf.measured(samples))
     half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), samples)
     one = Scaled(Winsorization(1.0), 2.0)
     assert all(x.dtype == jnp.float32 for x in jax.tree.leaves(one.measured(half)))
@@ -170,7 +164,7 @@ def test_a_number_stands_for_all_leaves_below_it():
 
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("strategy", [None, BandedToeplitz.square_root(2, 2)])
-def test_noise_is_in_proportion(key, strategy):
+def test_noise_is_in_proportion_to_the_scales(key, strategy):
     # Of 20,000 coordinates for each scale, within six standard errors of the variance.
     size, scales = 20_000, {"w": np.float32([[1e-6], [1.0]]), "b": 1e9}
     scales["w"] = jnp.broadcast_to(scales["w"], (2, size))
@@ -181,8 +175,8 @@ def test_noise_is_in_proportion(key, strategy):
     mean, _ = jax.jit(transform.update)(grads, transform.init(params))
     stddev = 3.0 * Winsorization(1.0).sensitivity(4, 3 * size).l2
     for x, scale in ((mean["w"][0], 1e-6), (mean["w"][1], 1.0), (mean["b"], 1e9)):
-        found = np.std(np.asarray(x, np.float64)) / scale / stddev
-        assert abs(found**2 - 1) < 6 * (2 / size) ** 0.5
+        ratio = np.std(np.asarray(x, np.float64)) / scale / stddev
+        assert abs(ratio**2 - 1) < 6 * (2 / size) ** 0.5
 
 
 def test_adam_is_told_of_every_coordinates_noise(key):

@@ -1,15 +1,18 @@
-"""The Catoni-Giulini influence against quadrature of its definition; of norms, too."""
+"""The Catoni-Giulini influence against its definition; thresholds of moment bounds."""
 
 import dataclasses
 import functools
 import math
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from scipy import special
+from dp_accounting import gaussian_mechanism
+from scipy import optimize, special
 
+from dpjax import estimators
 from dpjax.estimators import Clipping, SmoothedClipping, SmoothedTruncation
 from dpjax.estimators._smoothed import _reference
 
@@ -34,10 +37,8 @@ def supremum(beta):
 
 @functools.cache
 def definition(beta):
-    """E phi(a (1 + Z/sqrt(beta))) at SIZES, in float64: a quadrature over Z.
-
-    Three smooth pieces: phi is a cubic between ±sqrt(2), a constant outside.
-    """
+    """E phi(a (1 + Z/sqrt(beta))) at SIZES, in float64: a quadrature over Z."""
+    # Three smooth pieces: phi is a cubic between ±sqrt(2), a constant outside.
     a = SIZES.astype(np.float64)[:, None]
     low, high = (math.sqrt(beta) * (s * math.sqrt(2) / a - 1) for s in (-1, 1))
     outside = 2 * math.sqrt(2) / 3 * (special.ndtr(-high) - special.ndtr(low))
@@ -46,9 +47,7 @@ def definition(beta):
     z = left + (right - left) * (nodes + 1) / 2
     x = a * (1 + z / math.sqrt(beta))
     inside = (x - x**3 / 6) * np.exp(-z * z / 2) / math.sqrt(2 * math.pi)
-    return (outside + (right - left) / 2 * (inside * weights).sum(1, keepdims=True))[
-        :, 0
-    ]
+    return (outside + (right - left) / 2 * (inside @ weights)[:, None])[:, 0]
 
 
 @pytest.mark.quick(4)
@@ -118,8 +117,8 @@ def test_a_beta_beyond_the_series_is_never_evaluated_by_it():
     point = jnp.array([3.0])
     replaced = lambda beta: dataclasses.replace(few, beta=beta).influence(point)  # noqa: E731
     expected = SmoothedTruncation(1.0, 50.0).influence(point)
-    for found in (jax.jit(replaced)(50.0), replaced(50.0)):
-        np.testing.assert_allclose(found, expected, rtol=1e-6)
+    for value in (jax.jit(replaced)(50.0), replaced(50.0)):
+        np.testing.assert_allclose(value, expected, rtol=1e-6)
     tangent = jax.tree.map(lambda leaf: 0 * leaf + 50.0, few)
     assert jax.tree.structure(tangent) == jax.tree.structure(few)
 
@@ -131,10 +130,12 @@ def test_the_norm_is_that_of_the_formula(beta):
     lengths = np.geomspace(1e-3, 1e4, 40)
     rows = directions * (lengths / np.linalg.norm(directions, axis=1))[:, None]
     influence = jax.jit(jax.vmap(SmoothedClipping(1.5, beta).influence))
-    found = np.asarray(influence(jnp.asarray(rows, jnp.float32)), np.float64)
+    influences = np.asarray(influence(jnp.asarray(rows, jnp.float32)), np.float64)
     expected = 1.5 * _reference(lengths / 1.5, beta)
-    np.testing.assert_allclose(np.linalg.norm(found, axis=1), expected, atol=2e-6)
-    cosines = (found * rows).sum(axis=1) / np.linalg.norm(found, axis=1) / lengths
+    np.testing.assert_allclose(np.linalg.norm(influences, axis=1), expected, atol=2e-6)
+    cosines = (
+        (influences * rows).sum(axis=1) / np.linalg.norm(influences, axis=1) / lengths
+    )
     np.testing.assert_allclose(cosines, 1, atol=1e-6)
 
 
@@ -166,3 +167,67 @@ def test_no_kink_where_clipping_has_one():
     # Of a zero sample it is the identity, where that of the norm does not exist.
     jacobian = jax.jit(jax.jacrev(SmoothedClipping(1.3).influence))(jnp.zeros(3))
     np.testing.assert_allclose(jacobian, np.eye(3), atol=1e-6)
+
+
+# -- Limits from moment bounds: minima of the bounds that the docstrings state ---------
+@functools.cache
+def worst_bias(kind, order):
+    """The largest E|x - psi(x)| at threshold 1 of all laws with E|x|^order <= 1."""
+    # A law that keeps 1 - p at zero and puts p = 1 / x^order at x is the worst.
+    x = np.geomspace(1, 1e3, 200_001)
+    loss = x if kind is estimators.Truncation else x - 1
+    return (loss / x**order).max()
+
+
+def threshold_bias(estimator, threshold, u, order, log_term):
+    factor = worst_bias(type(estimator), order)
+    np.testing.assert_allclose(estimator.bias_factor(order - 1), factor, rtol=1e-4)
+    return factor * u / threshold ** (order - 1), 2 / 3 * log_term, 1.0
+
+
+def smoothed_bias(estimator, scale, u, order, log_term):
+    b = estimator.beta
+    return u * (1 + 1 / b) / (2 * scale), b / 2 + log_term, supremum(b)
+
+
+CASES = [
+    (partial(kind.for_moment, moment_order=order), order, threshold_bias)
+    for kind in (estimators.Truncation, estimators.Winsorization)
+    for order in (1.3, 2.0)
+]
+CASES += [
+    (partial(SmoothedTruncation.for_moment, beta=beta), 2.0, smoothed_bias)
+    for beta in (None, 1.0, 4.0)
+]
+
+
+@pytest.mark.parametrize(("n", "d", "num_steps"), [(50_000, 1, 1), (9_000, 20, 30)])
+@pytest.mark.parametrize(("for_moment", "order", "terms"), CASES)
+def test_a_limit_minimises_the_error_bound(for_moment, order, terms, n, d, num_steps):
+    u, epsilon, delta, xi = 3.0, 0.5, 1e-6, 0.05
+    sizes = {"num_samples": n, "num_coordinates": d, "num_steps": num_steps}
+    budget = {"epsilon": epsilon, "delta": delta, "failure_prob": xi}
+    estimator = for_moment(u, **sizes, **budget)
+    log_term = math.log(2 * d * num_steps / xi)
+    kappa = gaussian_mechanism.get_sigma_gaussian(epsilon, delta) * num_steps**0.5
+
+    def bound(log_limit):
+        limit = math.exp(log_limit)
+        bias, concentration, largest = terms(estimator, limit, u, order, log_term)
+        stddev = kappa * 2 * largest * limit * d**0.5 / n
+        return bias + limit / n * concentration + stddev * math.sqrt(2 * log_term)
+
+    limit = getattr(estimator, "scale", None) or estimator.threshold
+    best = optimize.minimize_scalar(bound, bounds=(-10, 30), method="bounded")
+    np.testing.assert_allclose(bound(math.log(limit)), best.fun, rtol=1e-8)
+    np.testing.assert_allclose(math.log(limit), best.x, atol=2e-3)
+    if terms is smoothed_bias:
+        b = for_moment.keywords["beta"]
+        assert estimator.beta == (2 * math.log(1 / xi) if b is None else b)
+
+
+def test_number_of_groups_for_a_failure_probability():
+    medians = estimators.MedianOfMeans.for_failure_prob(
+        Clipping(1.0), num_coordinates=1000, failure_prob=0.05
+    )
+    assert medians.num_groups == math.ceil(4 * math.log(2 * 1000 / 0.05))

@@ -7,9 +7,7 @@ import pytest
 
 from dpjax import ADD_OR_REMOVE_ONE
 from dpjax.estimators import MedianOfMeans, TrimmedMean
-
-BOUNDS = ["fast", "exact"]
-
+from tests.unit.refusals import refused
 
 # A grid of values stands for the line: its ends lie beyond all others, as do ±inf.
 GRID = np.array([-50.0, -1.0, 0.0, 0.5, 50.0], np.float32)
@@ -18,7 +16,7 @@ GRID = np.array([-50.0, -1.0, 0.0, 0.5, 50.0], np.float32)
 @pytest.mark.quick(3)
 @pytest.mark.parametrize(("n", "fraction"), [(3, 0.3), (4, 0.3), (5, 0.25), (5, 0.45)])
 @pytest.mark.parametrize(("width", "t"), [(8.0, 0.2), (8.0, 1.5), (1e6, 4.0)])
-def test_exact_equals_brute_force(n, fraction, width, t):
+def test_exact_smooth_sensitivity_is_that_of_brute_force(n, fraction, width, t):
     shape = (len(GRID),) * n
     data = np.stack([x.ravel() for x in np.meshgrid(*[GRID] * n, indexing="ij")])
     estimator = TrimmedMean(fraction, -width / 2, width / 2)
@@ -49,18 +47,18 @@ def test_exact_equals_brute_force(n, fraction, width, t):
     assert (fast <= 2 * (1 + 1e-6) * exact).all()
 
 
-def test_the_least_sensitivity():
+def test_constant_samples_have_the_least_sensitivity():
     # Constant samples: nothing but e^(-mt) (b - a), and 2^-40 (b - a) in the end.
     estimator = TrimmedMean(0.25, -1.0, 2.0)
     for n, t in [(100, 0.1), (100, 100.0), (4, 1e-7)]:
         expected = 3 * max(np.exp(-(n // 4) * t), 2.0**-40)
-        for bound in BOUNDS:
-            found = estimator.smooth_sensitivity(jnp.zeros(n), t, bound=bound)
-            np.testing.assert_allclose(found, expected, rtol=1e-4)
-            assert found >= expected
+        for bound in ("fast", "exact"):
+            least = estimator.smooth_sensitivity(jnp.zeros(n), t, bound=bound)
+            np.testing.assert_allclose(least, expected, rtol=1e-4)
+            assert least >= expected
 
 
-def test_definition_and_clamp(key):
+def test_a_trimmed_mean_is_its_definition_within_its_bounds(key):
     x = np.asarray(jax.random.cauchy(key, (101, 4, 2)), np.float64)
     middle = np.sort(x, axis=0)[10:-10].mean(axis=0)
     samples = jnp.asarray(x, jnp.float32)
@@ -80,7 +78,7 @@ def test_definition_and_clamp(key):
     assert jnp.isfinite(estimator.smooth_sensitivity(everything, 0.1))
 
 
-def test_trees_and_dtypes(key):
+def test_leaves_are_trimmed_by_themselves_in_their_own_precision(key):
     estimator = TrimmedMean(0.2, -1.0, 1.0)
     rows = jax.random.t(key, 2.0, (11, 3))
     tree = {"a": rows, "b": (rows[:, 0], rows.astype(jnp.bfloat16))}
@@ -98,7 +96,7 @@ def test_trees_and_dtypes(key):
         np.testing.assert_allclose(mean, exact, rtol=1e-15, atol=1e-16)
 
 
-def test_gradient():
+def test_derivatives_are_those_of_the_kept_samples():
     x = jnp.array([5.0, -1.0, 0.5, 2.0, 20.0])
     estimator = TrimmedMean(0.2, -10.0, 10.0)
     by_value = jax.jit(jax.grad(estimator))(x)
@@ -121,26 +119,22 @@ def test_sensitivity_is_the_width():
     assert far.sensitivity(9, 1).linf >= reached
     assert far.smooth_sensitivity(jnp.full(9, 1e9), 1e-7) >= reached
     assert TrimmedMean(0.1, -1.0, 2.0).limit == 2.0
-
-
-def test_what_has_no_smooth_sensitivity_is_refused():
-    estimator, rows = TrimmedMean(0.2, -1.0, 1.0), jnp.zeros((10, 2))
-    assert estimator.groups_by_index
-    with pytest.raises(ValueError, match="is_padding_example must be None"):
-        estimator(rows, jnp.zeros(10, bool))
-    for measure in (
-        lambda: estimator.sensitivity(10, 2, ADD_OR_REMOVE_ONE),
-        lambda: estimator.sampled_sensitivity(10, 2),
-    ):
-        with pytest.raises(ValueError, match="relation must be REPLACE_ONE"):
-            measure()
-    with pytest.raises(ValueError, match="needs all samples at once"):
-        estimator.influence(rows[0])
-    with pytest.raises(ValueError, match="inner must be an estimator other than"):
-        MedianOfMeans(estimator, 2)
+    assert TRIMMED.groups_by_index
     assert TrimmedMean(0.1, -1.0, 1.0).trim_count(5) == 1
-    for n in (1, 2):
-        with pytest.raises(ValueError, match="num_samples must be more than the 2"):
-            estimator(jnp.zeros(n))
-    with pytest.raises(ValueError, match="smoothness must be one concrete number"):
-        jax.jit(lambda t: estimator.smooth_sensitivity(rows, t))(0.1)
+
+
+TRIMMED, ROWS = TrimmedMean(0.2, -1.0, 1.0), jnp.zeros((10, 2))
+test_what_a_trimmed_mean_has_not_is_refused = refused(
+    lambda call: call(),
+    (lambda: TRIMMED(ROWS, jnp.zeros(10, bool)), "is_padding_example must be None"),
+    (lambda: TRIMMED.sensitivity(10, 2, ADD_OR_REMOVE_ONE), "relation must be REPLACE"),
+    (lambda: TRIMMED.sampled_sensitivity(10, 2), "relation must be REPLACE_ONE"),
+    (lambda: TRIMMED.influence(ROWS[0]), "needs all samples at once"),
+    (lambda: MedianOfMeans(TRIMMED, 2), "inner must be an estimator other than"),
+    (lambda: TRIMMED(jnp.zeros(1)), "num_samples must be more than the 2"),
+    (lambda: TRIMMED(jnp.zeros(2)), "num_samples must be more than the 2"),
+    (
+        lambda: jax.jit(lambda t: TRIMMED.smooth_sensitivity(ROWS, t))(0.1),
+        "smoothness must be one concrete number",
+    ),
+)

@@ -49,10 +49,8 @@ def of_pairs(others, params, example):
 
 def test_shapes_are_enough_and_nothing_is_found_of_a_good_model():
     check = check_model(squared, *jax.eval_shape(lambda: (PARAMS, BATCH)))
-    assert check == check_model(squared, PARAMS, BATCH)
-    assert check == check_model(
-        lambda p, x: (squared(p, x), x), PARAMS, BATCH, has_aux=True
-    )
+    of_aux = check_model(lambda p, x: (squared(p, x), x), PARAMS, BATCH, has_aux=True)
+    assert check == check_model(squared, PARAMS, BATCH) == of_aux
     lines = str(check).splitlines()
     assert re.match(r"\['b'\] +\(\) +float32 +written out +4 B +used by add", lines[1])
     assert re.match(r"\['w'\] +\(3,\) +float32 +outer product +16 B +mult", lines[2])
@@ -121,8 +119,7 @@ class Contrast(NamedTuple):
     def __call__(self, params, example):
         return of_pairs(self, params, example)
 
-    def method(self, params, example):
-        return of_pairs(self, params, example)
+    method = __call__
 
 
 def plain(params, example):

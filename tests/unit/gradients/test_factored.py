@@ -12,20 +12,9 @@ from jax import lax
 import dpjax
 from dpjax.estimators import Clipping, MedianOfMeans, Truncation, Winsorization
 from dpjax.gradients import check_model
-from tests.factored import (
-    ESTIMATORS,
-    GROUPS,
-    MATRICES,
-    RIGHT,
-    USES,
-    assert_same_mean,
-    convolved,
-    matmul,
-    numbers,
-    recurrent,
-    with_rule,
-)
-from tests.unit.gradients.test_programs import assert_same_operation
+from tests import factored
+from tests.factored import ESTIMATORS, GROUPS, MATRICES, USES, assert_same_mean, numbers
+from tests.unit.gradients.test_programs import assert_same_operation, search
 
 CLIPPING = ESTIMATORS[:1]
 
@@ -35,12 +24,11 @@ def ways(loss_fn, params, batch):
     return {x.name: (x.way, x.why) for x in check_model(loss_fn, params, batch).rows}
 
 
-ALONE = [("branches", "chosen", 1), ("branches", "in all", 1)]  # another program
+CASES = [("branches", "chosen", 1), ("branches", "in all", 1)]  # another program
+CASES += [(*use, 7) for use in USES]
 
 
-@pytest.mark.parametrize(
-    ("group", "name", "num_rows"), [*((*use, 7) for use in USES), *ALONE]
-)
+@pytest.mark.parametrize(("group", "name", "num_rows"), CASES)
 def test_each_use_has_its_way_and_the_same_mean(group, name, num_rows, monkeypatch):
     if group == "kernels":  # held, though they are no smaller
         monkeypatch.setattr("dpjax._sums.samples.SAVING", 0)
@@ -60,10 +48,7 @@ PRODUCTS = {
     "one row": (lambda w, x: x[None] @ w, (20, 12)),
     "transposed": (lambda w, x: w.T @ x, (20, 12)),
     "heads": (lambda w, x: jnp.einsum("i,ihk->hk", x, w), (20, 3, 4)),
-    "heads, summed": (
-        lambda w, x: jnp.einsum("hi,hik->k", x.reshape(4, 5), w),
-        (4, 5, 12),
-    ),
+    "head sum": (lambda w, x: jnp.einsum("hi,hik->k", x.reshape(4, 5), w), (4, 5, 12)),
     "between": (lambda w, x: jnp.einsum("i,hik->hk", x, w), (3, 20, 4)),
     "reshaped": (lambda w, x: x @ w.reshape(20, 12), (4, 5, 3, 4)),
     "squeezed": (lambda w, x: x @ w[0].reshape(20, 12), (1, 240)),
@@ -74,18 +59,12 @@ PRODUCTS = {
 }
 
 
-def in_half(w, x):
-    return x.astype(jnp.bfloat16) @ w.astype(jnp.bfloat16)
-
-
-def test_products_with_one_vector():
+def test_products_with_one_vector_are_outer_products():
     """One loss of all of them; of bfloat16 alone; and a product that is one number."""
 
     def loss_fn(params, x):
-        return sum(
-            jnp.sum(jnp.tanh(function(params[name], x)))
-            for name, (function, _) in PRODUCTS.items()
-        )
+        products = (f(params[name], x) for name, (f, _) in PRODUCTS.items())
+        return sum(jnp.sum(jnp.tanh(product)) for product in products)
 
     params = {name: 0.1 * numbers(*shape) for name, (_, shape) in PRODUCTS.items()}
     batch, way = numbers(9, 20, seed=1), "multiplied by one vector: 20 and 12 numbers"
@@ -93,7 +72,11 @@ def test_products_with_one_vector():
         assert result == ("outer product", way)
     assert_same_mean(loss_fn, params, batch, estimators=CLIPPING)
     w = 0.1 * numbers(20, 12)
-    narrow = lambda w, x: jnp.sum(jnp.tanh(in_half(w, x).astype("float32")))  # noqa: E731
+
+    def narrow(w, x):
+        product = x.astype(jnp.bfloat16) @ w.astype(jnp.bfloat16)
+        return jnp.sum(jnp.tanh(product.astype("float32")))
+
     assert ways(narrow, w, batch) == {"params": ("outer product", way)}
     assert_same_mean(narrow, w, batch, 0.02, CLIPPING)
     result = ways(lambda w, x: (x @ w) ** 2, jnp.ones(20), batch)
@@ -112,7 +95,7 @@ LOOKUPS = {
 }
 
 
-def test_rows_that_are_looked_up():
+def test_rows_that_are_looked_up_are_table_rows():
     def loss_fn(params, tokens):
         total = 0.0
         for name, lookup in LOOKUPS.items():
@@ -141,9 +124,7 @@ OTHERS = {
     "used inside scan": lambda w, x: jnp.sum(
         x @ lax.scan(lambda w, _: (jnp.tanh(w), None), w, None, length=2)[0]
     ),
-    "returned from remat2": lambda w, x: jnp.sum(
-        x @ jax.checkpoint(lambda w: w.T)(w).T
-    ),
+    "returned from remat2": lambda w, x: (x @ jax.checkpoint(lambda w: w.T)(w).T).sum(),
     "used inside custom_jvp_call": lambda w, x: jnp.sum(x) * jnp.sum(jax.nn.relu(w)),
     "not used: zero": lambda w, x: jnp.sum(x**2),
     "used by reduce_sum": lambda w, x: jnp.sum(x) * jnp.sum(w),
@@ -173,11 +154,11 @@ def for_platforms(w, x):
 
 
 def ruled_in_a_loop(w, x):
-    return jnp.sum(lax.scan(lambda x, _: (RIGHT(w, x), None), x, None, 2)[0])
+    return jnp.sum(lax.scan(lambda x, _: (factored.RIGHT(w, x), None), x, None, 2)[0])
 
 
 def ruled(layer, gradient):
-    return lambda w, x: jnp.sum(jnp.sin(with_rule(layer, gradient)(w, x)))
+    return lambda w, x: jnp.sum(jnp.sin(factored.with_rule(layer, gradient)(w, x)))
 
 
 OF_A_RULE = "used inside custom_vjp_call", (40, 40), (2, 40)
@@ -186,8 +167,8 @@ REASONS = [
     (returned, "used 2 times", (40, 40), (40,)),
     (for_platforms, "inside cond", (40, 40), (40,)),
     (ruled_in_a_loop, *OF_A_RULE),
-    (ruled(matmul, lambda g, w, x: 2 * (x.T @ g)), *OF_A_RULE),
-    (ruled(matmul, lambda g, w, x: jnp.zeros_like(w)), *OF_A_RULE),
+    (ruled(factored.matmul, lambda g, w, x: 2 * (x.T @ g)), *OF_A_RULE),
+    (ruled(factored.matmul, lambda g, w, x: jnp.zeros_like(w)), *OF_A_RULE),
     (ruled(lambda w, x: jnp.tanh(w)[:2], lambda g, w, x: jnp.sin(w)), *OF_A_RULE),
     # Ten vectors save too little.
     (lambda p, x: jnp.sum(p[x] @ p.T), "used 2 times", (300, 40), None),
@@ -198,11 +179,11 @@ REASONS = [
     ),
     # A kernel that is a matrix, too; and that is an image.
     (
-        lambda w, x: jnp.sum(convolved(x, w)) + jnp.sum(jnp.tanh(x[0] @ w[0])),
+        lambda w, x: jnp.sum(factored.convolved(x, w)) + jnp.sum(jnp.tanh(x[0] @ w[0])),
         *("used 2 times", (3, 4, 4), (1, 5, 4)),
     ),
     (
-        lambda w, x: jnp.sum(convolved(w, x[:, :4].swapaxes(1, 2))),
+        lambda w, x: jnp.sum(factored.convolved(w, x[:, :4].swapaxes(1, 2))),
         *("conv_general_dilated", (3, 4, 4), (1, 5, 4)),
     ),
 ]
@@ -225,7 +206,7 @@ def test_what_cannot_be_read_is_written_out():
     assert_same_mean(loss_fn, params, batch, 1e-4, CLIPPING)
 
 
-def test_several_parameters_of_one_rule():
+def test_several_parameters_of_one_rule_have_their_own_ways():
     def layer(w, x, v, b):
         return jnp.tanh(x @ w) @ v + jnp.stack([b, b])
 
@@ -250,7 +231,7 @@ def test_several_parameters_of_one_rule():
     assert_same_mean(loss_fn, params, batch, 1e-4, CLIPPING)
 
 
-def test_blocks_of_a_large_slab():
+def test_blocks_of_a_large_slab_have_the_same_mean():
     """Of a table and two dense layers, all of them factored, and a bias."""
     shapes = {"table": (60, 40), "first": (40, 40), "bias": (40,), "last": (40, 40)}
     params = {n: 0.2 * numbers(*s, seed=i) for i, (n, s) in enumerate(shapes.items())}
@@ -270,7 +251,7 @@ def test_a_loop_adds_nothing_up_where_matrices_are_no_smaller():
     batch = numbers(9, 6, 8, seed=6)
 
     def loss_fn(params, x):
-        return jnp.sum(jnp.sin(recurrent(params, x)))
+        return jnp.sum(jnp.sin(factored.recurrent(params, x)))
 
     rows = check_model(loss_fn, params, batch).rows
     result = [(row.way, row.num_bytes, row.why) for row in rows]
@@ -303,7 +284,7 @@ def test_patches_are_held_where_they_are_much_smaller(channels, size, why):
     assert (row.way != "written out") == is_held
 
 
-def test_floats_of_both_widths():
+def test_parameters_used_in_another_width_are_written_out():
     """Of the parameter, and of what it is used as."""
     with jax.enable_x64(True):
         dtypes = {"4": jnp.float32, "8": jnp.float64}
@@ -376,7 +357,7 @@ def in_order(order, names, shape):
     return [sizes[x] for x in order]
 
 
-def test_convolutions_of_any_parameters(search):
+def test_convolutions_of_any_parameters_are_the_same_rewritten(request):
     """Rewritten, they have the same values and gradients, of other types too."""
 
     def check(case, dtype):
@@ -385,10 +366,10 @@ def test_convolutions_of_any_parameters(search):
         assert_same_operation(partial(lax.conv_general_dilated, **options), *args)
 
     dtypes = st.sampled_from([jnp.float32, jnp.bfloat16, jnp.complex64])
-    search(check, convolutions(), dtypes, few=2, many=250)
+    search(request, check, convolutions(), dtypes, few=2, many=250)
 
 
-def test_convolutions_of_a_family(search, monkeypatch):
+def test_convolutions_of_one_group_are_factored(request, monkeypatch):
     """Held, though patches are no smaller."""
     monkeypatch.setattr("dpjax._sums.samples.SAVING", 0)
 
@@ -407,4 +388,4 @@ def test_convolutions_of_a_family(search, monkeypatch):
         # Where few numbers cancel, norms from Gram matrices are raised by more.
         assert_same_mean(loss_fn, w, batch, 5e-3, [Clipping(0.3)])
 
-    search(check, convolutions(), few=1, many=20)
+    search(request, check, convolutions(), few=1, many=20)

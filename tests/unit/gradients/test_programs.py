@@ -13,7 +13,7 @@ from jax import lax
 from jax.experimental.xla_metadata import set_xla_metadata
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-import dpjax
+from dpjax import per_sample_grad, robust_grad
 from dpjax.estimators import Clipping, Mean, Winsorization
 from dpjax.gradients._loss import streamlined
 from tests.factored import FAST_TO_COMPILE
@@ -26,6 +26,15 @@ def keys_may_be_used_again():
     """The check takes a batched condition for a second use of its key."""
     with jax.debug_key_reuse(False):
         yield
+
+
+def search(request, check, *strategies, few, many):
+    """Checks a few examples of strategies; with `--all-cases` many."""
+    num_examples = many if request.config.getoption("--all-cases") else few
+    settings = hypothesis.settings(
+        max_examples=num_examples, derandomize=True, deadline=None, database=None
+    )
+    settings(hypothesis.given(*strategies)(check))()
 
 
 def assert_same(run, *args):
@@ -99,7 +108,7 @@ def dots(draw):
     return shapes, axes, dtype, draw(st.sampled_from(DTYPES[dtype]))
 
 
-def test_products_of_any_two_arrays(search):
+def test_products_of_any_two_arrays_are_the_same_streamlined(request):
     def check(program):
         (shapes, axes, dtype, summed_in), is_flipped = program
 
@@ -111,7 +120,7 @@ def test_products_of_any_two_arrays(search):
         assert_same_operation(dot, *args)
 
     with jax.enable_x64(True):
-        search(check, st.tuples(dots(), st.booleans()), few=5, many=500)
+        search(request, check, st.tuples(dots(), st.booleans()), few=5, many=500)
 
 
 # Layers: functions of (params, key, x) that return an x of the same shape, (3,).
@@ -122,10 +131,6 @@ def convolved(params, key, x):
     return lax.conv_general_dilated(
         image, kernel, (1,), [(1, 0)], dimension_numbers=("CHN", "IHO", "HCN")
     )[:, 0].sum(1)
-
-
-def dropped_out(params, key, x):
-    return jnp.where(jax.random.bernoulli(key, 0.6, x.shape), x, 0.5)
 
 
 def written_to(params, key, x):
@@ -142,7 +147,9 @@ LAYERS = {
     "gelu": lambda params, key, x: jax.nn.gelu(x) + params["vector"],
     "one": lambda params, key, x: jnp.ones_like(x),
     "convolved": convolved,
-    "dropped out": dropped_out,
+    "dropped out": lambda params, key, x: jnp.where(
+        jax.random.bernoulli(key, 0.6, x.shape), x, 0.5
+    ),
     "written to": written_to,
 }
 
@@ -171,13 +178,6 @@ def with_tangent(layer):
     return ruled
 
 
-def closed_over(layer):
-    constants = np.arange(3.0)
-    return lambda params, key, x: jax.jit(
-        lambda x: layer(params, key, x) + jnp.asarray(constants, x.dtype)
-    )(x)
-
-
 def without_gradient(layer):
     def looped(params, key, x):
         fixed, start = lax.stop_gradient((params, x))
@@ -190,35 +190,30 @@ def without_gradient(layer):
     return looped
 
 
+def of_x(run):
+    """A wrapper of layers by `run(f, x)`, for f a layer as a function of x alone."""
+    return lambda layer: lambda params, key, x: run(lambda x: layer(params, key, x), x)
+
+
 WRAPPERS = {
     "jit": jax.jit,
     "inlined": partial(jax.jit, inline=True),
     "donated": partial(jax.jit, donate_argnums=2),
-    "closed over": closed_over,
+    "closed over": of_x(
+        lambda f, x: jax.jit(lambda x: f(x) + jnp.asarray(np.arange(3.0), x.dtype))(x)
+    ),
     "checkpoint": jax.checkpoint,
     "rule": with_rule,
     "tangent": with_tangent,
-    "scan": lambda layer: (
-        lambda params, key, x: lax.scan(
-            lambda x, scale: (scale * layer(params, key, x), None),
-            x,
-            jnp.ones(2, x.dtype),
-        )[0]
+    "scan": of_x(
+        lambda f, x: lax.scan(lambda x, s: (s * f(x), None), x, jnp.ones(2, x.dtype))[0]
     ),
     "while": without_gradient,
-    "loop": lambda layer: (
-        lambda params, key, x: lax.fori_loop(
-            0, 2, lambda i, x: layer(params, key, x), x
-        )
-    ),
+    "loop": of_x(lambda f, x: lax.fori_loop(0, 2, lambda i, x: f(x), x)),
     "cond": lambda layer: (
         lambda params, key, x: lax.cond(x[0] > 0, layer, LAYERS["gelu"], params, key, x)
     ),
-    "rows": lambda layer: (
-        lambda params, key, x: jax.vmap(layer, (None, None, 0))(
-            params, key, jnp.stack([x, -x])
-        ).sum(0)
-    ),
+    "rows": of_x(lambda f, x: jax.vmap(f)(jnp.stack([x, -x])).sum(0)),
 }
 
 
@@ -231,23 +226,6 @@ def built(program):
         return WRAPPERS[name](built(*layers))
     first, second = map(built, layers)
     return lambda params, key, x: second(params, key, first(params, key, x))
-
-
-def loss_of(program):
-    def loss_fn(params, example):
-        return jnp.sum(jnp.sin(built(program)(params, example["key"], example["x"])))
-
-    return loss_fn
-
-
-def model_and_batch(dtype):
-    params = {
-        "matrix": numbers((3, 3), dtype, 0),
-        "vector": numbers((3,), dtype, 1),
-        "none": None,
-    }
-    keys = jax.random.split(jax.random.key(3), 2)
-    return params, {"x": numbers((2, 3), dtype, 2), "key": keys}
 
 
 PROGRAMS = st.recursive(
@@ -268,19 +246,25 @@ ALWAYS = [
 ]
 
 
-def test_layers_in_and_after_each_other(search):
+def test_layers_in_and_after_each_other_are_the_same_streamlined(request):
     def check(program):
-        def run(change, params, batch):
-            grad_fn = change(jax.value_and_grad(loss_of(program)))
-            example = jax.tree.map(lambda x: x[0], batch)
-            return grad_fn(params, example), jax.vmap(grad_fn, (None, 0))(params, batch)
+        def loss_fn(params, key, x):
+            return jnp.sum(jnp.sin(built(program)(params, key, x)))
 
-        assert_same(run, *model_and_batch(jnp.float64))
+        def run(change, params, keys, x):
+            grad_fn = change(jax.value_and_grad(loss_fn))
+            alone = grad_fn(params, keys[0], x[0])
+            return alone, jax.vmap(grad_fn, (None, 0, 0))(params, keys, x)
+
+        shapes = enumerate([(3, 3), (3,), (2, 3)])
+        matrix, vector, x = (numbers(shape, jnp.float64, i) for i, shape in shapes)
+        params = {"matrix": matrix, "vector": vector, "none": None}
+        assert_same(run, params, jax.random.split(jax.random.key(3), 2), x)
 
     with jax.enable_x64(True):
         for program in ALWAYS:
             check(program)
-        search(check, PROGRAMS, few=2, many=250)
+        search(request, check, PROGRAMS, few=2, many=250)
 
 
 # How rows of a table w are read, by indices i of shape (3,).
@@ -302,9 +286,7 @@ LOOKUPS = {
     "shared": lambda w, i: jnp.take(w, i, axis=0) + jnp.take(w, i[::-1], axis=0),
     "added to": lambda w, i: w.at[i].add(w[:3], mode="drop")[:4],
     "one set": lambda w, i: w.at[i[0]].set(w[0], mode="clip"),
-    **{
-        f"get, {mode}": lambda w, i, mode=mode: w.at[i].get(mode=mode) for mode in MODES
-    },
+    **{f"get, {m}": lambda w, i, m=m: w.at[i].get(mode=m) for m in MODES},
     **{f"gather, {mode}": partial(gathered, mode) for mode in MODES},
 }
 INDEX_TYPES = [f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)]
@@ -326,7 +308,7 @@ def lookups(draw):
     return name, size, np.array(indices, info.dtype).reshape(4, 3), *dtypes
 
 
-def test_rows_by_any_index(search):
+def test_rows_read_by_any_index_have_the_same_gradients(request):
     """Against gradients that are written out; and one record for another."""
     estimators = Clipping(0.5), Winsorization(0.5), Mean()
 
@@ -346,12 +328,10 @@ def test_rows_by_any_index(search):
 
         @partial(jax.jit, compiler_options=FAST_TO_COMPILE)
         def means(batch, n):
-            grads = dpjax.per_sample_grad(loss_fn)(w, batch)
+            grads = per_sample_grad(loss_fn)(w, batch)
             options = {"microbatch_size": 1, "normalize_by": n}
-            streamed = [
-                dpjax.robust_grad(loss_fn, x, **options)(w, batch) for x in estimators
-            ]
-            return streamed, [x(grads, normalize_by=n) for x in estimators]
+            stream = [robust_grad(loss_fn, x, **options)(w, batch) for x in estimators]
+            return stream, [x(grads, normalize_by=n) for x in estimators]
 
         pair = means(indices[:3], n), means(indices[[3, 1, 2]], n)
         for streamed, expected in pair:
@@ -362,7 +342,7 @@ def test_rows_by_any_index(search):
             assert np.abs(gap).max() <= stated.linf
 
     with jax.enable_x64(True):
-        search(check, lookups(), few=3, many=400)
+        search(request, check, lookups(), few=3, many=400)
 
 
 # -- What else a program may hold, and what is gained ----------------------------------
@@ -370,15 +350,13 @@ def test_outer_products_are_multiplied_out_as_they_are_read(key):
     def loss_fn(w, x):
         return jnp.sum(jnp.tanh(x @ w) * jnp.arange(3.0))
 
-    w, x = jax.random.normal(key, (4, 3)), jnp.arange(4.0)
-    program = str(jax.make_jaxpr(streamlined(jax.grad(loss_fn)))(w, x))
-    assert "dot_general" in program  # the forward pass is left alone
-    np.testing.assert_array_equal(
-        streamlined(jax.grad(loss_fn))(w, x), jax.grad(loss_fn)(w, x)
-    )
-    lowered = jax.jit(streamlined(jax.grad(loss_fn))).lower(w, x).as_text()
-    assert lowered.count("dot_general") == 1
-    assert jax.jit(jax.grad(loss_fn)).lower(w, x).as_text().count("dot_general") == 2
+    args = jax.random.normal(key, (4, 3)), jnp.arange(4.0)
+    grad_fn = jax.grad(loss_fn)
+    np.testing.assert_array_equal(streamlined(grad_fn)(*args), grad_fn(*args))
+    for function, count in ((streamlined(grad_fn), 1), (grad_fn, 2)):
+        # The forward pass is left alone.
+        lowered = jax.jit(function).lower(*args).as_text()
+        assert lowered.count("dot_general") == count
 
 
 def outer(x, y, **options):
@@ -403,9 +381,7 @@ def on_devices(x, y):
     return jax.shard_map(lambda x, y: outer(x, y).T, mesh=mesh, **places)(x, y)
 
 
-@pytest.mark.parametrize(
-    "by", [lambda f: f, jax.jit, jax.vmap], ids=["", "jit", "vmap"]
-)
+@pytest.mark.parametrize("by", [lambda f: f, jax.jit, jax.vmap], ids=["", "jit", "map"])
 def test_operations_beside_the_two_stay_as_they_are(by):
     args = jnp.linspace(-1.0, 1.0, 3), jnp.linspace(0.5, 2.0, 4)
     if by is jax.vmap:
@@ -429,36 +405,28 @@ def test_operations_beside_the_two_stay_as_they_are(by):
         np.testing.assert_allclose(x, y, rtol=1e-6, atol=1e-6)
 
 
+def assert_same_sharding(function, *args):
+    actual, expected = streamlined(function)(*args), function(*args)
+    assert actual.sharding == expected.sharding
+    np.testing.assert_array_equal(actual, expected)
+    return actual.sharding
+
+
 def test_what_states_its_sharding_keeps_it(key):
     mesh = jax.make_mesh((1,), ("axis",), axis_types=(AxisType.Explicit,))
     dealt = NamedSharding(mesh, PartitionSpec("axis"))
-    x = jnp.arange(1.0, 5.0)
-
-    def placed(x):
-        return jax.jit(jnp.sin, out_shardings=dealt)(x)
-
-    assert streamlined(placed)(x).sharding == placed(x).sharding == dealt
+    x, placed = jnp.arange(1.0, 5.0), jax.jit(jnp.sin, out_shardings=dealt)
+    assert assert_same_sharding(lambda x: placed(x), x) == dealt
     with jax.set_mesh(mesh):
+        by_rows = partial(outer, out_sharding=PartitionSpec("axis", None))
         x = jax.device_put(x, dealt)  # an outer product cannot be dealt out twice
-
-        def by_rows(x):
-            return outer(x, x, out_sharding=PartitionSpec("axis", None))
-
-        assert streamlined(by_rows)(x).sharding == by_rows(x).sharding
-        np.testing.assert_array_equal(streamlined(by_rows)(x), by_rows(x))
-
-        def channels_first(kernel, x):
-            return jax.lax.conv_general_dilated(
-                x, kernel, (1,), "SAME", out_sharding=PartitionSpec("axis", None, None)
-            )
-
-        kernel = jax.random.normal(key, (3, 2, 2))
+        assert_same_sharding(lambda x: by_rows(x, x), x)
+        options = {"out_sharding": PartitionSpec("axis", None, None)}
+        options |= {"window_strides": (1,), "padding": "SAME"}
+        convolve = partial(lax.conv_general_dilated, **options)
         images = jax.device_put(jnp.ones((2, 2, 5)), dealt)
-        actual, expected = (
-            f(kernel, images) for f in (streamlined(channels_first), channels_first)
-        )
-        assert actual.sharding == expected.sharding
-        np.testing.assert_array_equal(actual, expected)
+        kernel = jax.random.normal(key, (3, 2, 2))
+        assert_same_sharding(convolve, images, kernel)
 
 
 def test_a_product_spelled_out_keeps_its_marks():
@@ -492,9 +460,8 @@ def test_a_closed_over_number_keeps_its_derivative_through_vmap_and_jit():
         return jnp.sum(jax.jit(grads)(w, jnp.ones((2, 6))) ** 2)
 
     s, w = 0.7, np.linspace(-1.0, 1.0, 6)  # of sum (s cos(s w))^2, twice
-    slope = 4 * np.sum(
-        s * np.cos(s * w) * (np.cos(s * w) - s * w * np.sin(s * w)), dtype=np.float64
-    )
+    cosine, sine = np.cos(s * w), np.sin(s * w)
+    slope = 4 * np.sum(s * cosine * (cosine - s * w * sine), dtype=np.float64)
     backward = jax.jit(jax.grad(total))(s)
     forward = jax.jit(lambda s: jax.jvp(total, (s,), (1.0,))[1])(s)
     np.testing.assert_allclose([backward, forward], slope, rtol=1e-5)

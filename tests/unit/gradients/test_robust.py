@@ -1,13 +1,15 @@
-"""Per-sample gradients, and the streaming robust mean against the estimator of them."""
+"""Per-sample gradients, their robust mean and their stream: the same estimates."""
 
 import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from dpjax import estimators
-from dpjax.gradients import per_sample_grad, robust_grad
+from dpjax.gradients import per_sample_grad, robust_grad, streamed_grad
+from dpjax.transforms import privatize
 
 N = 70  # more than one block of 64, no multiple of anything
 ESTIMATORS = {
@@ -70,7 +72,7 @@ CHUNKS += [("clipping", size) for size in (None, 1, 64, 1000)]
 
 
 @pytest.mark.parametrize(("name", "size"), CHUNKS)
-def test_it_is_the_estimator_of_per_sample_gradients(name, size):
+def test_a_robust_gradient_is_the_estimator_of_per_sample_gradients(name, size):
     """In chunks; with values and aux of samples in order."""
     options = {"has_aux": True, "return_values": True, "microbatch_size": size}
     grad_fn = robust_grad(loss_with_aux, ESTIMATORS[name], **options)
@@ -84,7 +86,7 @@ def test_it_is_the_estimator_of_per_sample_gradients(name, size):
 
 
 @pytest.mark.parametrize("name", ["clipping", "median"])
-def test_masks_and_divisors(name):
+def test_masks_and_divisors_are_those_of_the_estimator(name):
     estimator, mask = ESTIMATORS[name], jnp.arange(N) % 3 == 0
     same = jax.jit(robust_grad(loss_fn, estimator, microbatch_size=3))
     masked = same(PARAMS, BATCH, mask)
@@ -103,18 +105,117 @@ def test_masks_and_divisors(name):
     assert_close(halves(PARAMS, BATCH), expected)
 
 
-def test_bad_arguments_are_named():
-    """Those that are bad beside others."""
+def test_arguments_that_do_not_fit_each_other_are_named():
     grad_fn = robust_grad(loss_fn, estimators.Clipping(1.0))
     few = {"x": BATCH["x"], "y": BATCH["y"][:-1]}
     for function in (grad_fn, per_sample_grad(loss_fn)):
         for bad in ((), few, {"x": 1.0, "y": 2.0}):
             with pytest.raises(ValueError, match="batch must be"):
                 function(PARAMS, bad)
+    medians = estimators.MedianOfMeans(estimators.Mean(), N + 1)
     with pytest.raises(ValueError, match="samples must be at least num_groups"):
-        robust_grad(loss_fn, estimators.MedianOfMeans(estimators.Mean(), N + 1))(
-            PARAMS, BATCH
-        )
+        robust_grad(loss_fn, medians)(PARAMS, BATCH)
     many = jax.tree.map(lambda x: jnp.resize(x, (5000, *x.shape[1:])), BATCH)
     with pytest.raises(ValueError, match="normalize_by must be"):
         robust_grad(loss_fn, estimators.Clipping(1.0), normalize_by=10)(PARAMS, many)
+
+
+# -- A stream --------------------------------------------------------------------------
+TRIMMED = estimators.TrimmedMean(0.1, -2.0, 2.0)
+WINSORIZATION = ESTIMATORS["winsorization"]
+
+
+def private(estimator, multiplier=1.0):
+    key = jax.random.key(3)
+    return privatize(estimator, noise_multiplier=multiplier, key=key)
+
+
+@pytest.mark.parametrize("estimator", [ESTIMATORS["clipping"], TRIMMED], ids=str)
+def test_privatize_takes_a_stream(estimator):
+    def update(grad_fn):  # the same key draws the same noise, of the same size
+        optimizer = optax.chain(private(estimator, 0.5), optax.sgd(0.1))
+        grads = grad_fn(loss_fn)(PARAMS, BATCH)
+        return optimizer.update(grads, optimizer.init(PARAMS), PARAMS)[0]
+
+    make_grads = per_sample_grad, streamed_grad
+    updates = [jax.jit(update, static_argnums=0)(f) for f in make_grads]
+    chex.assert_trees_all_close(*updates, rtol=1e-4, atol=1e-5)
+
+
+def updated(estimator, stream, **kwargs):
+    transform = private(estimator)
+    return transform.update(stream, transform.init(PARAMS), PARAMS, **kwargs)[0]
+
+
+@pytest.mark.parametrize("name", ["mean", "median"])
+def test_a_mask_inside_a_stream_is_the_one_beside_it(name):
+    # A mask that is dropped without a word would make rows of padding count.
+    mask, estimator = jnp.arange(N) >= 50, ESTIMATORS[name]
+
+    @jax.jit
+    def of_inside(mask):
+        stream = streamed_grad(loss_fn)(PARAMS, BATCH, mask)
+        return estimator(stream), name == "mean" or updated(estimator, stream)
+
+    @jax.jit
+    def of_beside(mask):
+        stream = streamed_grad(loss_fn)(PARAMS, BATCH)
+        noisy = name == "mean" or updated(estimator, stream, is_padding_example=mask)
+        return estimator(stream, mask), noisy
+
+    # The noise too is that of a batch of varying size.
+    chex.assert_trees_all_equal(of_inside(mask), of_beside(mask))
+    with pytest.raises(ValueError, match="None beside a stream that has a mask"):
+        estimator(streamed_grad(loss_fn)(PARAMS, BATCH, mask), mask)
+    with pytest.raises(ValueError, match="a boolean array of shape"):
+        streamed_grad(loss_fn)(PARAMS, BATCH, jnp.ones(N))
+
+
+def test_a_trimmed_mean_takes_no_mask_inside_a_stream():
+    stream = streamed_grad(loss_fn)(PARAMS, BATCH, jnp.arange(N) >= 50)
+    for call, message in (
+        (TRIMMED, "is_padding_example must be None"),
+        (lambda x: TRIMMED.with_smooth_sensitivity(x, 1.0), "is_padding_example must"),
+        (lambda x: updated(TRIMMED, x), "one that takes masks"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call(stream)
+
+
+def test_values_and_aux_stand_beside_a_stream():
+    losses = jax.vmap(loss_fn, (None, 0))(PARAMS, BATCH)
+    stream, values = streamed_grad(loss_fn, return_values=True)(PARAMS, BATCH)
+    both = {"has_aux": True, "return_values": True, "microbatch_size": 7}
+    same, (again, aux) = streamed_grad(loss_with_aux, **both)(PARAMS, BATCH)
+    np.testing.assert_allclose([values, again], [losses, losses], rtol=1e-5)
+    np.testing.assert_allclose(aux["double"], 2 * BATCH["x"], rtol=1e-5)
+    means = map(WINSORIZATION, (stream, same))
+    chex.assert_trees_all_close(*means, rtol=1e-5, atol=1e-7)
+
+
+MAPPED = {
+    "norm": optax.tree.norm,
+    "scale": lambda x: optax.scale(0.5).update(x, optax.EmptyState()),
+    "map": lambda x: jax.tree.map(lambda y: jnp.float32(2) * y, x),
+    "NumPy": lambda x: np.sum(np.float32(2) * x),
+    "array": jnp.asarray,
+    "jit": lambda x: jax.jit(lambda y: y.num_rows)(x),
+    "device": jax.device_put,
+    "two leaves": lambda x: WINSORIZATION({"a": x, "b": jnp.zeros(4)}),
+    "chain": lambda x: optax.chain(optax.scale(0.5), private(WINSORIZATION)).update(
+        x, (optax.EmptyState(), private(WINSORIZATION).init(jnp.zeros(2)))
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MAPPED)
+def test_nothing_maps_over_a_stream(name):
+    # Its parameters and records would be scaled, and counted in a norm.
+    rows = jnp.full((4, 2), 0.71875)
+    stream = streamed_grad(jnp.vdot)(jnp.zeros(2), rows)
+    with pytest.raises((ValueError, AttributeError), match=r"s no arithmetic.*mean"):
+        MAPPED[name](stream)
+    assert "0.71875" not in repr(stream)
+    assert "takes no arithmetic" in f"{stream}"
+    assert jax.tree.leaves(stream) == [stream]
+    np.testing.assert_allclose(WINSORIZATION(stream), rows[0], rtol=1e-6)

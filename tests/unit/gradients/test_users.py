@@ -20,34 +20,27 @@ def loss_fn(params, example):
     return 0.5 * jnp.square(jnp.sum(hidden) - example["y"])
 
 
-@pytest.fixture(scope="module")
-def batch():
-    rng = np.random.default_rng(0)
-    return {
-        "x": jnp.asarray(rng.standard_t(2, (NUM_RECORDS, 2)), jnp.float32),
-        "y": jnp.asarray(3 * rng.standard_normal(NUM_RECORDS), jnp.float32),
-    }
+RNG = np.random.default_rng(0)
+BATCH = {
+    "x": jnp.asarray(RNG.standard_t(2, (NUM_RECORDS, 2)), jnp.float32),
+    "y": jnp.asarray(3 * RNG.standard_normal(NUM_RECORDS), jnp.float32),
+}
+# User 3 has no records; -1 and 6 are nobody, the extremes of the type as well.
+IDS = np.random.default_rng(1).choice(np.int32([0, 1, 2, 4, 5]), NUM_RECORDS)
+IDS[[3, 7, 11, 12]] = [-1, NUM_USERS, 2**31 - 1, -(2**31)]
 
 
 @pytest.fixture(scope="module")
-def ids():
-    # User 3 has no records; -1 and 6 are nobody, the extremes of the type as well.
-    result = np.random.default_rng(1).choice([0, 1, 2, 4, 5], NUM_RECORDS)
-    result[[3, 7, 11, 12]] = [-1, NUM_USERS, 2**31 - 1, -(2**31)]
-    return jnp.asarray(result, jnp.int32)
-
-
-@pytest.fixture(scope="module")
-def by_record(batch):
-    grads = jax.jit(gradients.per_sample_grad(loss_fn))(PARAMS, batch)
+def by_record():
+    grads = jax.jit(gradients.per_sample_grad(loss_fn))(PARAMS, BATCH)
     return jax.tree.map(np.asarray, grads)
 
 
-def of_users(by_record, ids, user_gradient, most=NUM_RECORDS, padding=()):
+def of_users(by_record, user_gradient, most=NUM_RECORDS, padding=()):
     """Gradients of users from those of records, one user after the other."""
 
     def one(x, user):
-        mine = [i for i in np.flatnonzero(np.asarray(ids) == user) if i not in padding]
+        mine = [i for i in np.flatnonzero(user == IDS) if i not in padding]
         total = x[mine[:most]].sum(axis=0)
         is_mean = user_gradient == "mean"
         return total / max(len(mine[:most]), 1) if is_mean else total
@@ -65,8 +58,8 @@ def of_users(by_record, ids, user_gradient, most=NUM_RECORDS, padding=()):
         (MedianOfMeans(Winsorization(1.0), 3), "mean", 1, (1,)),
     ],
 )
-def test_it_is_the_estimator_of_users_gradients(
-    batch, ids, by_record, estimator, user_gradient, most, padding
+def test_a_robust_gradient_is_the_estimator_of_users_gradients(
+    by_record, estimator, user_gradient, most, padding
 ):
     mask = jnp.isin(jnp.arange(NUM_RECORDS), jnp.array(padding, int))
 
@@ -74,21 +67,20 @@ def test_it_is_the_estimator_of_users_gradients(
     def mean(params, batch, ids, mask):
         options = {"user_gradient": user_gradient, "records_per_user": most}
         users = {"user_ids": ids, "num_users": NUM_USERS}
-        return gradients.robust_grad(loss_fn, estimator, **users, **options)(
-            params, batch, mask
-        )
+        grad_fn = gradients.robust_grad(loss_fn, estimator, **users, **options)
+        return grad_fn(params, batch, mask)
 
-    result = mean(PARAMS, batch, ids, mask)
-    samples = of_users(by_record, ids, user_gradient, most or NUM_RECORDS, padding)
+    result = mean(PARAMS, BATCH, IDS, mask)
+    samples = of_users(by_record, user_gradient, most or NUM_RECORDS, padding)
     chex.assert_trees_all_close(result, estimator(samples), rtol=2e-05, atol=1e-6)
 
 
-def test_a_row_of_users_is_a_sample(batch, ids, by_record):
+def test_a_row_of_users_is_a_sample(by_record):
     # Laid out, masked like any row, privatized; the surplus is dropped by index.
-    users = gradients.by_user(batch, ids, num_users=NUM_USERS, records_per_user=2)
+    users = gradients.by_user(BATCH, IDS, num_users=NUM_USERS, records_per_user=2)
     assert users.is_record.sum(axis=1).tolist()[3] == 0
     assert gradients.check_model(loss_fn, PARAMS, users).problems == ()
-    counts = np.bincount(np.asarray(ids)[(ids >= 0) & (ids < 6)], minlength=6)
+    counts = np.bincount(IDS[(IDS >= 0) & (IDS < 6)], minlength=6)
     np.testing.assert_array_equal(users.is_record.sum(axis=1), np.minimum(counts, 2))
     optimizer = privatize(
         Clipping(0.7), noise_multiplier=0.0, key=jax.random.key(0), sampled=False
@@ -97,12 +89,11 @@ def test_a_row_of_users_is_a_sample(batch, ids, by_record):
     @jax.jit
     def update(users, mask):
         stream = gradients.streamed_grad(loss_fn)(PARAMS, users)
-        return optimizer.update(
-            stream, optimizer.init(PARAMS), PARAMS, is_padding_example=mask
-        )[0]
+        state, marks = optimizer.init(PARAMS), {"is_padding_example": mask}
+        return optimizer.update(stream, state, PARAMS, **marks)[0]
 
     mask = jnp.arange(NUM_USERS) == 1
-    samples = of_users(by_record, ids, "mean", 2)
+    samples = of_users(by_record, "mean", 2)
     expected = Clipping(0.7)(samples, mask)
     result = update(users, mask)
     chex.assert_trees_all_close(result, expected, rtol=2e-05, atol=1e-6)

@@ -1,36 +1,23 @@
-"""Additive noise and its samplers: laws, leaves, scales, keys, extreme random bits."""
+"""Additive noise and its samplers: laws, leaves, scales; what all mechanisms owe."""
 
 import itertools
 import math
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.stats
 
-from dpjax.mechanisms import (
-    _samplers,
-    arsinh_normal,
-    gaussian,
-    laplace,
-    laplace_log_normal,
-)
-from dpjax.mechanisms._additive import gaussian_of_padded, padded
+from dpjax.mechanisms import _samplers, arsinh_normal, laplace, laplace_log_normal
+from dpjax.mechanisms._additive import gaussian, gaussian_of_padded, padded
+from tests import registry
 
 FALSE_ALARM = 1e-6
 # Y of the log-normal factor, and its weights, for a mean over it.
 NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(40)
 WEIGHTS = WEIGHTS / WEIGHTS.sum()
-
-
-def laplace_log_normal_cdf(z, sigma):
-    laws = [scipy.stats.laplace.cdf(z / b) for b in np.exp(sigma * NODES)]
-    return WEIGHTS @ laws
-
-
-def arsinh_normal_cdf(z, sigma):
-    return scipy.stats.norm.cdf(np.arcsinh(sigma * z) / sigma)
 
 
 def by_place(mechanism, *names):
@@ -46,16 +33,21 @@ MECHANISMS = {
     "laplace": (by_place(laplace, "scale"), lambda z, _: scipy.stats.laplace.cdf(z)),
     "laplace_log_normal": (
         by_place(laplace_log_normal, "scale", "sigma"),
-        laplace_log_normal_cdf,
+        lambda z, sigma: (
+            WEIGHTS @ [scipy.stats.laplace.cdf(z / b) for b in np.exp(sigma * NODES)]
+        ),
     ),
-    "arsinh_normal": (by_place(arsinh_normal, "scale", "sigma"), arsinh_normal_cdf),
+    "arsinh_normal": (
+        by_place(arsinh_normal, "scale", "sigma"),
+        lambda z, sigma: scipy.stats.norm.cdf(np.arcsinh(sigma * z) / sigma),
+    ),
 }
 SMOOTH = ("laplace_log_normal", "arsinh_normal")
 each = pytest.mark.parametrize("name", MECHANISMS)
 
 
 @each
-def test_law(name):
+def test_noise_has_its_law_at_the_stated_scale(name):
     mechanism, cdf = MECHANISMS[name]
     num_draws = 50_000
     # Massart: Pr[distance > t] <= 2 exp(-2 n t^2).
@@ -101,11 +93,9 @@ def test_every_entry_has_noise_of_its_own_and_the_scale_of_its_leaf(name, key):
         np.testing.assert_allclose(x, y, rtol=1e-5)
     if name in SMOOTH:  # by column, and by leaf
         mixed = noisy({"a": jnp.array([[0.0, 1.0, 0.5]]), "b": jnp.array(0.5)})
-        np.testing.assert_array_equal(mixed["a"][:, 0], 0)
-        np.testing.assert_allclose(mixed["a"][:, 1], unit["a"][:, 1], rtol=1e-6)
-        np.testing.assert_allclose(mixed["a"][:, 2], half["a"][:, 2], rtol=1e-6)
-        np.testing.assert_allclose(mixed["b"][0], half["b"][0], rtol=1e-6)
-        np.testing.assert_allclose(mixed["b"][1], half["b"][1], rtol=1e-6)
+        each_column = [none["a"][:, 0], unit["a"][:, 1], half["a"][:, 2]]
+        expected = {"a": np.stack(each_column, axis=1), "b": half["b"]}
+        chex.assert_trees_all_close(mixed, expected, rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("name", SMOOTH)
@@ -122,7 +112,7 @@ def test_a_private_scale_is_never_looked_at_but_has_to_fit(name, key):
 
 @pytest.mark.quick(1)
 @each
-def test_differentiable_in_value_and_scale(name, key):
+def test_releases_are_differentiable_in_value_and_scale(name, key):
     mechanism, _ = MECHANISMS[name]
     noise = mechanism(jax.random.clone(key), jnp.zeros(3), 1.0)
     by_value = jax.jacobian(lambda x: mechanism(jax.random.clone(key), x, 1.0))
@@ -173,12 +163,13 @@ def test_laplace_in_the_l2_norm_refuses_parts_of_an_array():
     def noisy(keys, value):
         return laplace(keys[0], value, scale=1.0, norm="l2")
 
-    whole = pytest.raises(ValueError, match="value must be one whole array")
-    with whole:
-        noisy(jax.random.split(jax.random.key(0), 1), jnp.zeros(4))
-    with whole:
-        two = {"a": jnp.ones(2), "b": jnp.ones(2)}
-        laplace(jax.random.key(0), two, scale=1.0, norm="l2")
+    key, two = jax.random.key(0), {"a": jnp.ones(2), "b": jnp.ones(2)}
+    for release in (
+        lambda: noisy(jax.random.split(key, 1), jnp.zeros(4)),
+        lambda: laplace(key, two, scale=1.0, norm="l2"),
+    ):
+        with pytest.raises(ValueError, match="value must be one whole array"):
+            release()
 
 
 def test_padding_changes_no_noise_and_short_releases_share_one_program(key):
@@ -226,10 +217,8 @@ def test_extreme_bits_give_finite_noise_on_a_sphere(monkeypatch):
     def draws(pair):
         words = lambda key, shape, _: [jnp.full(shape, x) for x in pair]  # noqa: E731
         monkeypatch.setattr(_samplers, "_words", words)
-        return [
-            _samplers.spherical_laplace(jax.random.key(0), (size,), jnp.float32)
-            for size in (1, 3)
-        ]
+        sampler = _samplers.spherical_laplace
+        return [sampler(jax.random.key(0), (size,), jnp.float32) for size in (1, 3)]
 
     ends = [0, 1, 2**32 - 2, 2**32 - 1]
     words = np.array([*itertools.product(ends, repeat=2)], np.uint32)
@@ -237,3 +226,52 @@ def test_extreme_bits_give_finite_noise_on_a_sphere(monkeypatch):
         assert np.isfinite(noise).all()
         even, odd = np.signbit(noise).reshape(2, 2, 4, -1).swapaxes(0, 1)
         assert (even != odd).all()
+
+
+# -- What every mechanism with a key owes ----------------------------------------------
+REGISTERED = dict(registry.MECHANISMS)
+del REGISTERED["discrete_gaussian"]  # on the host, from bytes
+NOISE = [name for name in REGISTERED if name not in ("exponential", "permute_and_flip")]
+VALUE = jnp.linspace(-2.0, 2.0, 100)
+each_registered = pytest.mark.parametrize("name", REGISTERED)
+
+
+@pytest.mark.quick(2)
+@each_registered
+def test_jit_and_vmap_are_the_call_as_it_is(name):
+    mechanism, jitted = REGISTERED[name], jax.jit(REGISTERED[name])
+    seeds = jnp.arange(3)
+    eager = [mechanism(jax.random.key(seed), VALUE) for seed in seeds]
+    traced = [jitted(jax.random.key(seed), VALUE) for seed in seeds]
+    keys = jax.vmap(jax.random.key)(seeds)
+    mapped = jax.jit(jax.vmap(mechanism, (0, None)))(keys, VALUE)
+    for released in (jnp.stack(traced), mapped):
+        np.testing.assert_allclose(released, jnp.stack(eager), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.quick(1)
+@each_registered
+def test_half_precision_is_cast_down_after_the_noise(name, key):
+    dtype = jnp.bfloat16
+    half = REGISTERED[name](jax.random.clone(key), VALUE.astype(dtype))
+    wide = REGISTERED[name](key, VALUE.astype(dtype).astype(jnp.float32))
+    assert half.dtype == (dtype if name in NOISE else jnp.int32)
+    np.testing.assert_array_equal(half, wide.astype(half.dtype))
+
+
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("name", NOISE)
+def test_float64_noise_has_its_last_digits(name, key):
+    with jax.enable_x64(True):
+        released = REGISTERED[name](key, jnp.zeros(1000, jnp.float64))
+        assert released.dtype == jnp.float64
+        released = released[released != 0]  # a few, where they are chosen
+        assert (released.astype(jnp.float32).astype(jnp.float64) != released).all()
+
+
+@pytest.mark.quick(1)
+@each_registered
+def test_exports_for_every_platform(name, key):
+    platforms = ("cpu", "cuda", "tpu")
+    exported = jax.export.export(jax.jit(REGISTERED[name]), platforms=platforms)
+    assert exported(key, VALUE).platforms == platforms

@@ -18,18 +18,16 @@ def seeded(seed):
 
 def fit(draws, stddev):
     """The p-value of a chi-squared test against the law with this stddev."""
-    ends = np.arange(-4 * stddev, 4 * stddev + 1)
     weights = np.exp(-(np.arange(-20 * stddev, 20 * stddev + 1) ** 2) / 2 / stddev**2)
-    weights /= weights.sum()
-    middle = weights[16 * stddev : 24 * stddev + 1]
+    middle = weights[16 * stddev : 24 * stddev + 1] / weights.sum()
     expected = np.append(middle, 1 - middle.sum()) * draws.size
-    counts = np.array([np.sum(draws == end) for end in ends])
-    counts = np.append(counts, draws.size - counts.sum())
+    counts = [np.sum(draws == end) for end in range(-4 * stddev, 4 * stddev + 1)]
+    counts.append(draws.size - sum(counts))
     return scipy.stats.chisquare(counts, expected).pvalue
 
 
 @pytest.mark.parametrize("stddev", [1, 2, 6])
-def test_law_on_every_integer(stddev):
+def test_draws_have_their_law_on_every_integer(stddev):
     draws = discrete_gaussian(200_000, stddev=stddev, random_bytes=seeded(stddev))
     assert fit(draws, stddev) > FALSE_ALARM
     if stddev == 6:
@@ -75,7 +73,7 @@ def test_comparison_with_exp_is_right_next_to_it(exponent):
     assert not compare(word, bits, exponent, ones)
 
 
-def test_a_certain_event_is_certain():
+def test_an_event_of_probability_one_always_happens():
     for word in (0, 2**53 - 1):
         assert _discrete_gaussian._is_below_exp(word, 53, Fraction(0), seeded(0))
 
@@ -87,7 +85,7 @@ def test_entropy_is_the_systems_own_unless_given():
     np.testing.assert_array_equal(*same)
 
 
-def test_shape_and_dtype():
+def test_draws_are_int64_of_any_shape():
     for shape in [(), (0,), 5, (2, 3), (4, 0)]:
         draws = discrete_gaussian(shape, stddev=3)
         assert draws.shape == np.empty(shape).shape

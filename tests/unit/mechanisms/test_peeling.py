@@ -1,7 +1,4 @@
-"""Peeling: which coordinates it takes, what it releases, and that both are private.
-
-Every random check has a fixed key and a false-alarm rate of 1e-6 for a right mechanism.
-"""
+"""Peeling: which coordinates it takes, what it releases, and that both are private."""
 
 import itertools
 import math
@@ -18,7 +15,7 @@ import scipy.stats
 from dpjax.mechanisms import peeling
 from tests.unit.mechanisms.test_selection import renyi
 
-FALSE_ALARM = 1e-6
+FALSE_ALARM = 1e-6  # of a right mechanism, whose key is fixed
 VECTOR = np.array([0.3, -2.0, 1.2, -0.8])
 SCALE = 0.7
 
@@ -64,10 +61,8 @@ def sequential_law(pick, sizes, sparsity, scale):
     return law
 
 
-PICKS = {
-    "gumbel": lambda sizes, scale: scipy.special.softmax(sizes / scale),
-    "laplace": laplace_pick,
-}
+softmax_pick = lambda sizes, scale: scipy.special.softmax(sizes / scale)  # noqa: E731
+PICKS = {"gumbel": softmax_pick, "laplace": laplace_pick}
 
 
 @pytest.mark.parametrize(

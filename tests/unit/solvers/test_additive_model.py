@@ -49,12 +49,12 @@ def test_a_prediction_is_the_sum_of_its_curves(outputs):
     curves = Curves(slopes, heights, KNOTS, (3, 0), 1)
     rows = rng.standard_t(2, (50, 4)).astype(np.float32)
     rows[0] = [np.nan, np.nan, 1e30, -np.inf]
-    found = curves.predict(rows)
-    assert found.shape == (50, *outputs)
-    assert jnp.isfinite(found).all()
+    predictions = curves.predict(rows)
+    assert predictions.shape == (50, *outputs)
+    assert jnp.isfinite(predictions).all()
     rows[:, 1] = 1.0  # the intercept's column is not read
     parts = [np.asarray(curves.curve(j, rows[:, j])) for j in range(4)]
-    np.testing.assert_allclose(found[1:], sum(parts)[1:], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(predictions[1:], sum(parts)[1:], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(("outputs", "tail"), [((), 0.5), ((3,), 0.05), ((), 0.0)])
@@ -106,7 +106,6 @@ def test_the_choice_of_columns_has_the_stated_noise():
 
 
 def test_the_price_is_that_of_the_linear_model():
-    """And a function that bends is found at it."""
     features, _ = table(seed=1)
     solution = solve()
     same = solve(epsilon=None, noise_multiplier=solution.stats["noise_multiplier"])
@@ -119,7 +118,7 @@ def test_the_price_is_that_of_the_linear_model():
     np.testing.assert_allclose(curve - curve[0], [0.0, 6.0, 6.0], atol=2.0)
 
 
-def test_the_tail_of_a_line_is_kept():
+def test_a_line_keeps_its_slope_in_the_tail():
     features, noise = table()
     features[:, 0] = features[:, 0] ** 3  # up to thousands
     solution = solve(data=(features, 2 * features[:, 0] + noise))
@@ -220,8 +219,8 @@ def test_the_error_of_a_curve_is_that_of_a_sum_of_params(banded):
 
     for column, slopes in enumerate(np.asarray(slopes_of(flat), float)):
         expected = np.sqrt(np.sum(slopes @ covariance * slopes, axis=1))
-        found = curves.errors(errors, banded.correlations, column, grid)
-        np.testing.assert_allclose(found, expected, rtol=1e-3)
+        stated = curves.errors(errors, banded.correlations, column, grid)
+        np.testing.assert_allclose(stated, expected, rtol=1e-3)
 
 
 def test_an_error_that_cancels_is_not_zero():
@@ -230,17 +229,17 @@ def test_an_error_that_cancels_is_not_zero():
     errors = Curves(jnp.ones(1), jnp.array([[0.0, 1.0]]), (0.0, 1.0), (0,), None)
     opposite = jnp.array([[1.0, 0.0, -1.0], [0.0, 1.0, 0.0], [-1.0, 0.0, 1.0]])
     grid = [0.0, 1.0, 2.0, 2.0]
-    found = curves.errors(errors, opposite, 0, grid)
-    assert found[0] == 0
-    assert 0 < found[1] < 0.01
-    np.testing.assert_allclose(found[2:], 1.0, rtol=1e-3)
+    stated = curves.errors(errors, opposite, 0, grid)
+    assert stated[0] == 0
+    assert 0 < stated[1] < 0.01
+    np.testing.assert_allclose(stated[2:], 1.0, rtol=1e-3)
     small = jax.tree.map(lambda x: x * 1e-25, errors)  # of squares below float32
-    found = curves.errors(small, opposite, 0, grid)
-    np.testing.assert_allclose(found[2:], 1e-25, 1e-3)
+    stated = curves.errors(small, opposite, 0, grid)
+    np.testing.assert_allclose(stated[2:], 1e-25, 1e-3)
     # Without an error of the height there is none where the curve reads it.
     hidden = Curves(jnp.ones(1), jnp.array([[0.0, jnp.inf]]), (0.0, 1.0), (0,), None)
-    found = curves.errors(hidden, jnp.eye(3), 0, [-1.0, 0.0, 0.5, jnp.nan])
-    assert found.tolist() == [1.0, 0.0, np.inf, 0.0]
+    stated = curves.errors(hidden, jnp.eye(3), 0, [-1.0, 0.0, 0.5, jnp.nan])
+    assert stated.tolist() == [1.0, 0.0, np.inf, 0.0]
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0, np.nan, 1e38, -np.inf])
@@ -255,13 +254,13 @@ def test_bands_are_infinite_or_wide_whatever_the_values(value):
 
 
 def test_knots_of_bands_follow_from_public_numbers():
-    found = [len(_curves.banded_knots_of(n, 3, 2, 1.0)) for n in (2_000, 5_000, 6_000)]
-    assert found == [0, 3, 5]
+    sizes = [len(_curves.banded_knots_of(n, 3, 2, 1.0)) for n in (2_000, 5_000, 6_000)]
+    assert sizes == [0, 3, 5]
     assert _curves.banded_knots_of(10**9, 3, 0, 1.0) == ()
 
     def solution_and_bands(features, noise):
-        found = solve(data=(features, noise), epsilon=0.3, intervals=True)
-        return found, found.bands()
+        solution = solve(data=(features, noise), epsilon=0.3, intervals=True)
+        return solution, solution.bands()
 
     few, bands = jax.eval_shape(solution_and_bands, *table())
     assert few.params.knots == ()

@@ -93,7 +93,7 @@ def test_a_killed_run_goes_on_to_the_same_release(name, tmp_path):
     np.testing.assert_allclose(expected.params, run().params, rtol=1e-5, atol=1e-6)
 
 
-def test_killed_at_any_step(tmp_path):
+def test_a_run_killed_at_any_step_goes_on_where_it_was_saved(tmp_path):
     every = 2
 
     def run(name, steps, killed=T + 1):

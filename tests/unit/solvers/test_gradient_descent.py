@@ -31,7 +31,7 @@ def descend(loss_fn=location, **changes):
     ("batching", "num_reads"),
     [(Full(), 4), (Disjoint(), 1), (Poisson(5.0), None), (ShuffledEpochs(10), None)],
 )
-def test_spends_the_budget(batching, num_reads):
+def test_the_noise_spends_the_budget(batching, num_reads):
     for epsilon in (0.1, 1.0, 20.0) if num_reads else (1.0,):
         options = {"data": jnp.zeros((40, 2)), "batching": batching}
         solution = descend(jnp.dot, epsilon=epsilon, **options)

@@ -46,14 +46,14 @@ def problem(num_samples, num_candidates=64, num_features=3):
 )
 def test_scores_are_the_formula(num_samples, order, truncation, num_features):
     data = problem(num_samples, num_features=num_features)
-    found = scores_of(*data, truncation, order)
+    scores = scores_of(*data, truncation, order)
     x, y, w = (np.asarray(a, np.float64) for a in data)
     z = np.minimum(truncation * np.abs(y[:, None] - x @ w.T), 1)
     psi = -np.log1p(-z + z**order / order)  # (6), (16)
     fixed_point = _l1_regression.FixedPoint.of(num_samples, order)
     expected = (math.log(order) - psi).sum(axis=0) / fixed_point.unit
     atol = 2.0**-fixed_point.score_bits + 1e-5 * num_samples
-    np.testing.assert_allclose(found, expected, rtol=0, atol=atol)
+    np.testing.assert_allclose(scores, expected, rtol=0, atol=atol)
 
 
 @pytest.mark.parametrize("order", [2.0, 1.5, 1.1])
@@ -86,7 +86,7 @@ def test_chunks_change_nothing_and_the_guarantee_is_pure():
     assert privacy.dp_event == SelfComposedDpEvent(answer, 1)
 
 
-def test_heavy_tails(key):
+def test_heavy_tails_and_outliers_leave_the_parameters_near(key):
     # Noise with 1.5 degrees of freedom has no variance; targets are off by any amount
     # in one record of fifty. theta = 1.3: E|t|^1.3 < 3, and |x| adds to it.
     truth = jnp.array([0.6, -0.4])
@@ -106,12 +106,8 @@ def test_blocks_side_by_side_give_the_scores_of_one_by_one(monkeypatch):
     # What other platforms run, run here.
     data = problem(9000)
     expected = scores_of(*data, 1.0, 2.0)
-
-    def default(*, cpu, default):
-        del cpu
-        return default()
-
-    monkeypatch.setattr(jax.lax, "platform_dependent", default)
-    found = scores_of.__wrapped__(*data, 1.0, 2.0)
+    of_others = lambda *, cpu, default: default()  # noqa: E731
+    monkeypatch.setattr(jax.lax, "platform_dependent", of_others)
+    scores = scores_of.__wrapped__(*data, 1.0, 2.0)
     # Products may be taken in another order, in which they round otherwise.
-    np.testing.assert_allclose(found, expected, rtol=0, atol=0.01)
+    np.testing.assert_allclose(scores, expected, rtol=0, atol=0.01)

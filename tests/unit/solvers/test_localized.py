@@ -59,11 +59,11 @@ def test_clip_norms_and_step_sizes_are_the_best_ones(order):
         bias = given.radius * excess_over(norm, given)
         return given.radius**2 / (2 * rate * m) + spread + bias
 
-    taken = np.log([one_pass.clip_norm(given, m), one_pass.learning_rate(given, m)])
-    best = minimize(risk, taken + 0.3, method="Nelder-Mead", tol=1e-9)
+    chosen = np.log([one_pass.clip_norm(given, m), one_pass.learning_rate(given, m)])
+    best = minimize(risk, chosen + 0.3, method="Nelder-Mead", tol=1e-9)
     # The clip norm ignores how the two roots add up.
-    assert risk(taken) <= 1.01 * best.fun
-    assert one_pass.risk(given, m) == pytest.approx(risk(taken), rel=1e-6)
+    assert risk(chosen) <= 1.01 * best.fun
+    assert one_pass.risk(given, m) == pytest.approx(risk(chosen), rel=1e-6)
 
 
 @pytest.mark.parametrize("num_groups", [1, 3])
@@ -72,13 +72,13 @@ def test_phases_take_every_record_once_and_halve(num_samples, num_groups):
     size = num_samples // num_groups
     phases = descent.phases_of(theory(2.0), size, 1.0, None)
     sizes, numbers = one_pass.phases_of(theory(2.0), size)
-    for found in ([phase.num_samples for phase in phases], sizes):
-        rest = 2 * len(found) * num_groups
-        assert num_samples - rest <= num_groups * sum(found) <= num_samples
-        assert len(found) > 1
-        for i, num_used in enumerate(found):
+    for counts in ([phase.num_samples for phase in phases], sizes):
+        rest = 2 * len(counts) * num_groups
+        assert num_samples - rest <= num_groups * sum(counts) <= num_samples
+        assert len(counts) > 1
+        for i, num_used in enumerate(counts):
             # All that is left goes to the last phase.
-            assert num_used == size // 2 ** min(i + 1, len(found) - 1)
+            assert num_used == size // 2 ** min(i + 1, len(counts) - 1)
     for i, phase in enumerate(phases):
         assert phase.penalty == pytest.approx(phases[0].penalty * 8**i)
     for i, learning_rate in enumerate(numbers[:, 1]):
@@ -86,12 +86,12 @@ def test_phases_take_every_record_once_and_halve(num_samples, num_groups):
 
 
 def test_it_goes_to_the_edge_of_the_ball_against_a_slope():
-    found = solve().params  # the gradient is (1, 1) everywhere
-    np.testing.assert_allclose(found, [-(0.5**0.5)] * 2, atol=0.15)
-    assert jnp.linalg.norm(found) <= 1 + 1e-5
+    params = solve().params  # the gradient is (1, 1) everywhere
+    np.testing.assert_allclose(params, [-(0.5**0.5)] * 2, atol=0.15)
+    assert jnp.linalg.norm(params) <= 1 + 1e-5
 
 
-def test_trees_and_their_centre():
+def test_parameters_may_be_a_tree_around_any_center():
     rng = np.random.default_rng(0)
     x = rng.standard_normal((20_000, 2)).astype("float32")
     y = x @ np.array([1.0, -1.0], "float32") + 3

@@ -32,10 +32,7 @@ def mean_grad(params, data):
 
 
 def descend(transport, data, known=None, **changes):
-    """Takes one party's part in a descent: of `SETTING`, but for the changes.
-
-    known: the number from which random bytes follow, else the system's.
-    """
+    """One party's part in a descent of `SETTING`; known: the seed of random bytes."""
     if "secure_sum" not in changes:
         source = None if known is None else np.random.default_rng(known).bytes
         changes["secure_sum"] = SecureSum(transport, test_only_random_bytes=source)

@@ -102,20 +102,20 @@ def test_no_row_is_longer_than_one(dtype):
     rows[104], rows[105] = np.nan, 4 * tiny
     with jax.enable_x64(True):
         rows_of = _objective_perturbation.signed_rows
-        found = np.asarray(rows_of(jnp.asarray(rows.astype(dtype)), jnp.ones(200)))
-    assert np.isfinite(found).all()
-    for row in found:  # in rational numbers
+        signed = np.asarray(rows_of(jnp.asarray(rows.astype(dtype)), jnp.ones(200)))
+    assert np.isfinite(signed).all()
+    for row in signed:  # in rational numbers
         assert sum(fractions.Fraction(entry) ** 2 for entry in row) <= 1
     root = math.sqrt(0.5)
-    np.testing.assert_allclose(found[100], 1 / math.sqrt(7))
-    np.testing.assert_allclose(found[102], [0, 1, 0, 0, 0, 0, 0])
-    np.testing.assert_allclose(found[103], [-root, root, 0, 0, 0, 0, 0], atol=1e-300)
-    assert not found[104].any()
-    assert (found[105] > 0).all()
+    np.testing.assert_allclose(signed[100], 1 / math.sqrt(7))
+    np.testing.assert_allclose(signed[102], [0, 1, 0, 0, 0, 0, 0])
+    np.testing.assert_allclose(signed[103], [-root, root, 0, 0, 0, 0, 0], atol=1e-300)
+    assert not signed[104].any()
+    assert (signed[105] > 0).all()
     # A row that is short stays as it is, to rounding.
     inside = np.linalg.norm(rows[106:], axis=1) < 0.99
     short = rows[106:][inside].astype(dtype).astype(np.float64)
-    np.testing.assert_allclose(found[106:][inside], short, rtol=1e-14)
+    np.testing.assert_allclose(signed[106:][inside], short, rtol=1e-14)
 
 
 def test_labels_are_signs_whatever_they_are_and_may_be_missing():

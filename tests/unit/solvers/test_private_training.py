@@ -11,23 +11,10 @@ import numpy as np
 import optax
 import pytest
 
+import dpjax
 from dpjax import ADD_OR_REMOVE_ONE, PrivateTraining, accounting, recommend
-from dpjax.batching import (
-    BallsInBins,
-    CyclicPoisson,
-    Disjoint,
-    Full,
-    Poisson,
-    ShuffledEpochs,
-)
-from dpjax.estimators import (
-    AdaptiveThreshold,
-    Clipping,
-    MedianOfMeans,
-    Scaled,
-    TrimmedMean,
-    Truncation,
-)
+from dpjax.batching import BallsInBins, Disjoint, Full, Poisson, ShuffledEpochs
+from dpjax.estimators import AdaptiveThreshold, Clipping, MedianOfMeans, Scaled
 from dpjax.gradients import by_user, streamed_grad
 from dpjax.mechanisms import BandedToeplitz, BufferedToeplitz
 from dpjax.transforms import chain, privatize
@@ -68,16 +55,11 @@ def finished(run, data=None):
     return state, metrics
 
 
-def words(tree):
-    """All leaves, keys as their words."""
-    return [*map(np.asarray, jax.tree.leaves(without_keys(tree)))]
-
-
 def assert_same(one, other):
-    jax.tree.map(np.testing.assert_array_equal, words(one), words(other))
+    chex.assert_trees_all_equal(*map(without_keys, (one, other)))
 
 
-SCALED = Scaled(Truncation(1.0), {"w": 2.0, "b": 0.5})
+SCALED = Scaled(dpjax.estimators.Truncation(1.0), {"w": 2.0, "b": 0.5})
 CASES = {
     "poisson": (Clipping(1.0), Poisson(6.0), 0.2),
     "disjoint": (MedianOfMeans(Clipping(1.0), 3), Disjoint(), None),
@@ -107,8 +89,7 @@ def step_by_hand(name, multiplier, params, state, batches):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_it_is_the_loop_of_the_guide(name):
-    """The same parameters, batches and price as the parts composed by hand."""
+def test_parameters_batches_and_price_are_those_of_parts_composed_by_hand(name):
     estimator, batching, monitor = CASES[name]
     run = training(estimator=estimator, batching=batching, monitor=monitor)
     scheme = batching.sampling(N, T)
@@ -140,7 +121,7 @@ def test_it_is_the_loop_of_the_guide(name):
 def test_correlated_noise_is_that_of_the_strategy():
     run = training(estimator=Clipping(1.0), noise=BANDS, num_steps=None)
     assert run.num_steps == T
-    assert run.batching == CyclicPoisson(3, cycle_length=2)
+    assert run.batching == dpjax.batching.CyclicPoisson(3, cycle_length=2)
     sampling = run.batching.sampling(N, T, strategy=BANDS)
     multiplier = accounting.noise_multiplier(*BUDGET.values(), sampling)
     assert run.noise_multiplier == multiplier
@@ -156,7 +137,7 @@ def test_correlated_noise_is_that_of_the_strategy():
     np.testing.assert_allclose(metrics["noise_norm"], math.sqrt(D) * stddev, rtol=1e-4)
 
 
-def test_scan_donation_and_restored_states_are_the_same_run():
+def test_scanned_donated_and_restored_states_are_the_same_run():
     run, data = training(monitor=0.3), records()
     expected = finished(run)
 
@@ -177,9 +158,9 @@ def test_scan_donation_and_restored_states_are_the_same_run():
     np.testing.assert_allclose(state.params["w"], expected[0].params["w"], rtol=1e-5)
     assert float(last["loss"]) == pytest.approx(float(expected[1]["loss"]), rel=1e-4)
     # A step too many changes nothing.
-    before = words(state)
+    before = jax.tree.map(np.array, without_keys(state))
     after, metrics = donated(state, data)
-    jax.tree.map(np.testing.assert_array_equal, before, words(after))
+    assert_same(after, before)
     assert int(metrics.pop("step")) == T
     assert not any(map(float, metrics.values()))
 
@@ -205,7 +186,7 @@ def test_monitor_pays_with_its_share_and_tells_the_mean_loss():
     assert 0.5 < np.mean(losses[1:] <= bound) < 1.0
 
 
-def test_users_and_aux():
+def test_users_are_the_records_and_aux_changes_nothing():
     x, y = records()
     users = by_user((x, y), jnp.arange(N) // 4, num_users=12, records_per_user=4)
 
@@ -223,7 +204,7 @@ def test_users_and_aux():
 
 
 @pytest.mark.parametrize("batching", [Poisson(6.0), BallsInBins(5)])
-def test_add_or_remove_costs_what_it_says(batching):
+def test_add_or_remove_costs_what_its_batches_cost(batching):
     run = training(relation=ADD_OR_REMOVE_ONE, batching=batching)
     # Its n is public, so that a row may be blanked, but not added or removed.
     assert run.privacy.relation is type(ADD_OR_REMOVE_ONE).REPLACE_SPECIAL
@@ -235,16 +216,15 @@ def test_add_or_remove_costs_what_it_says(batching):
 
 
 def test_noise_that_follows_the_data_has_no_public_norm():
-    trimmed = TrimmedMean(0.2, -1.0, 1.0)
+    trimmed = dpjax.estimators.TrimmedMean(0.2, -1.0, 1.0)
     run = training(estimator=trimmed, batching=Full(), monitor=0.1)
     with pytest.raises(ValueError, match="estimator must be one of fixed noise"):
         run.relative_noise(D)
     assert run.noise_multiplier == accounting.noise_multiplier(
         *BUDGET.values(), accounting.Sampling(num_steps=T, noise=trimmed.noise)
     )
-    _, metrics = finished(run)
     names = "gradient_norm loss loss_bound loss_stddev step"
-    assert sorted(metrics) == names.split()
+    assert sorted(finished(run)[1]) == names.split()
 
 
 def test_what_is_recommended_is_the_default():

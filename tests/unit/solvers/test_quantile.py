@@ -13,11 +13,10 @@ from dpjax.accounting import selection_epsilon
 from dpjax.solvers import dp_quantile
 from dpjax.solvers.statistics import _quantile
 from dpjax.solvers.statistics._quantile import _WIDTH_EDGES, _preference, _width_scores
-from dpjax.solvers.statistics._quantile import EDGES as DEFAULT_EDGES
+from tests.unit.mechanisms.test_selection import flip_law
 
 WILD = [math.nan, math.inf, -math.inf, 1e38, -1e38, 1e-45, -0.0, 0.5, 1.5, 2.5, 9.0]
 EDGES = jnp.array([0.0, 1.0, 2.0, 3.0])
-FALSE_ALARM = 1e-6
 
 
 def solve(samples, **changes):
@@ -44,14 +43,14 @@ def test_scores_count_the_records_to_replace(quantile):
     # whose r-th smallest lies in the bin.
     rank = max(1, math.ceil(5 * quantile))
     for counts in all_counts(5):
-        found = scores_of(from_counts(counts), quantile)
+        scores = scores_of(from_counts(counts), quantile)
         for j in range(3):
             distance = min(
                 sum(max(0, a - b) for a, b in zip(counts, other, strict=True))
                 for other in all_counts(5)
                 if sum(other[:j]) < rank <= sum(other[: j + 1])
             )
-            assert found[j] == -distance
+            assert scores[j] == -distance
 
 
 def check_neighbours(scores_of, bases, values, positions):
@@ -75,25 +74,9 @@ def test_neighbours_move_scores_by_one_and_their_gaps_by_two(num_samples):
     low = np.where(np.arange(num_samples) < num_samples // 2, 0.5, 2.5)
     bases = [rng.uniform(-1, 4, num_samples), low, np.full(num_samples, 1.5)]
     positions = {0, num_samples // 2, num_samples - 1}
-    is_attained = check_neighbours(
-        lambda x: scores_of(x, 0.5), bases, [*WILD, 1.5], positions
-    )
+    of_median = lambda x: scores_of(x, 0.5)  # noqa: E731
+    is_attained = check_neighbours(of_median, bases, WILD, positions)
     assert is_attained or num_samples < 50
-
-
-def law(scores, epsilon):
-    """Exact probabilities of permute-and-flip (McKenna, Sheldon 2020)."""
-    accept = np.exp(epsilon / 2 * (scores - scores.max()))
-    total = []
-    for v in range(len(accept)):
-        others = np.delete(accept, v)
-        terms = [
-            (-1) ** size / (size + 1) * np.prod(chosen)
-            for size in range(len(others) + 1)
-            for chosen in itertools.combinations(others, size)
-        ]
-        total.append(accept[v] * sum(terms))
-    return np.array(total)
 
 
 def test_the_law_that_is_drawn_and_that_of_neighbours(key):
@@ -106,16 +89,17 @@ def test_the_law_that_is_drawn_and_that_of_neighbours(key):
     counts = [int((values == middle).sum()) for middle in (0.5, 1.5, 2.5)]
     assert sum(counts) == num_draws
 
-    def rejects(epsilon):  # half of it is for the interval
-        expected = law(np.array([-2.0, 0.0, -5.0]), epsilon / 2) * num_draws
-        return scipy.stats.chisquare(counts, expected).pvalue < FALSE_ALARM
+    def rejects(epsilon):
+        # Half of it is for the interval, and scores have a range of 2.
+        expected = flip_law(np.array([-2.0, 0.0, -5.0]), epsilon / 4) * num_draws
+        return scipy.stats.chisquare(counts, expected).pvalue < 1e-6
 
     assert not rejects(epsilon)
     assert rejects(epsilon * 2 / 3)
     assert rejects(epsilon * 3 / 2)
     # All data sets of 7 records in 3 bins, and all their neighbours, by the exact law.
     laws = {
-        counts: law(np.asarray(scores_of(from_counts(counts), 0.5)), 2.0)
+        counts: flip_law(np.asarray(scores_of(from_counts(counts), 0.5)), 1.0)
         for counts in all_counts(7)
     }
     largest = max(
@@ -171,8 +155,8 @@ def test_scores_of_widths_are_those_of_their_definition():
             below = rank - apart - 1 - np.sum(samples < -np.float32(size))
             spare.append(min(above, below))
         expected = [-max(0, a + 1, -b) for a, b in itertools.pairwise(spare)]
-        found = width_scores_of(jnp.asarray(samples), quantile, apart)
-        np.testing.assert_array_equal(found, expected)
+        scores = width_scores_of(jnp.asarray(samples), quantile, apart)
+        np.testing.assert_array_equal(scores, expected)
 
 
 def test_neighbours_move_scores_of_widths_by_one_and_their_gaps_by_two():
@@ -196,7 +180,7 @@ def test_a_constant_column_and_what_is_not_missing_are_found():
 
 def test_powers_of_ten_are_edges():
     for dtype in (np.float32, np.float64):
-        edges = DEFAULT_EDGES.astype(dtype)
+        edges = _quantile.EDGES.astype(dtype)
         powers = [-1e6, -1.0, -1e-6, 1e-6, 1e-3, 1.0, 10.0, 1e9]
         assert np.isin(np.array(powers, dtype), edges).all()
 
@@ -206,5 +190,5 @@ def test_choices_share_the_budget():
     assert (solution.privacy.epsilon, solution.privacy.delta) == (0.5, 0.0)
     assert "any one of the 50 records" in str(solution.privacy)
     one = selection_epsilon(0.5, 0.0, num_selections=2, mechanism="permute_and_flip")
-    odds = (len(DEFAULT_EDGES) - 1) / 0.01
+    odds = (len(_quantile.EDGES) - 1) / 0.01
     assert solution.stats["rank_error"] == pytest.approx(2 / one * math.log(odds))

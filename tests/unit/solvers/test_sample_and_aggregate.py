@@ -10,11 +10,7 @@ import pytest
 
 from dpjax import accounting
 from dpjax.solvers import dp_sample_and_aggregate
-from dpjax.solvers.papers import _smooth_center
-from dpjax.solvers.papers._sample_and_aggregate import (
-    _Subsets,
-    smooth_gaussian_multiplier,
-)
+from dpjax.solvers.papers import _sample_and_aggregate, _smooth_center
 
 
 def mean(subset):
@@ -27,7 +23,7 @@ def solve(data, fit_fn=mean, **changes):
     return dp_sample_and_aggregate(fit_fn, data, **options)
 
 
-def test_weights_and_counts():
+def test_weights_fall_smoothly_and_counts_of_points_are_the_least():
     weights = _smooth_center.smooth_weights(0.3, 200)
     assert weights[0] == 1.0
     assert weights[-1] == 2.0**-40
@@ -45,7 +41,7 @@ def test_weights_and_counts():
     ("num_samples", "number", "overlap"), [(103, 10, 1), (103, 10, 3), (50, 7, 7)]
 )
 def test_a_record_is_in_few_subsets(num_samples, number, overlap, key):
-    subsets = _Subsets(num_samples, number, overlap)
+    subsets = _sample_and_aggregate._Subsets(num_samples, number, overlap)
     rows = np.asarray(subsets.rows(key))
     assert rows.shape == (number, num_samples // math.ceil(number / overlap))
     counts = np.bincount(rows.ravel(), minlength=num_samples)
@@ -56,7 +52,7 @@ def test_a_record_is_in_few_subsets(num_samples, number, overlap, key):
 
 
 @pytest.mark.parametrize("overlap", [1, 2])
-def test_mean_of_heavy_tails_and_outliers(overlap):
+def test_the_mean_of_heavy_tails_and_outliers_is_found(overlap):
     # Student t, 2.5 degrees of freedom, round a mean far from the ball's centre. Means
     # of 200 spread over 0.2; S is a few times that, and the noise 2 to 4 times S. One
     # subset in four holds a record of size 1e30.
@@ -73,13 +69,13 @@ def test_the_floor_of_the_noise_is_stated():
     expected = 8.0 * stats["noise_multiplier"] * math.exp(-stats["smoothness"] * steps)
     assert stats["least_stddev"] == pytest.approx(expected, rel=1e-3)
     options = {"smoothness": stats["smoothness"], "num_coordinates": 3}
-    multiplier = smooth_gaussian_multiplier(2.0, 1e-5, **options)
+    multiplier = _sample_and_aggregate.smooth_gaussian_multiplier(2.0, 1e-5, **options)
     assert stats["noise_multiplier"] == pytest.approx(multiplier)
     assert stats["subset_size"] == 3
     assert stats["spread"] == pytest.approx(0.08)
 
 
-def test_fit_fn_that_raises_or_returns_other_shapes():
+def test_subsets_whose_fit_raises_or_has_another_shape_count_as_the_center():
     odd = {6: {"a": np.zeros(3), "b": 0.0}, 7: "nothing"}
 
     def fit(subset):
@@ -128,7 +124,7 @@ def test_spread_trades_the_floor_for_the_noise():
     assert plain < multipliers[-1] < 1.5 * plain
 
 
-def test_what_cannot_be_is_named():
+def test_results_and_options_that_do_not_fit_are_named():
     data = jnp.zeros((800, 2))
     for result in (jnp.zeros(2, "complex64"), jnp.zeros(0)):
         with pytest.raises(ValueError, match="the result of fit_fn must be a pytree"):

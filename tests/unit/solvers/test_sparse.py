@@ -5,15 +5,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from dpjax import solvers
 from dpjax.estimators import Winsorization
-from dpjax.solvers import (
-    Execution,
-    dp_iterative_hard_thresholding,
-    dp_sparse_linear_regression,
-)
+from dpjax.solvers import Execution
 
 
-def threshold(data=None, params=None, solve=dp_iterative_hard_thresholding, **changes):
+def threshold(
+    data=None, params=None, solve=solvers.dp_iterative_hard_thresholding, **changes
+):
     """Hard thresholding along a constant gradient (-0.5, 0.9, 0.1)."""
     data = jnp.tile(jnp.array([-0.5, 0.9, 0.1]), (60, 1)) if data is None else data
     options = {"key": jax.random.key(1), "epsilon": 1.0, "delta": 1e-5, "sparsity": 2}
@@ -30,12 +29,12 @@ def regress(features=None, targets=None, **changes):
     if features is None:
         features = jax.random.normal(jax.random.key(0), (100, 3))
     options = {"key": jax.random.key(1), "epsilon": 1.0, "delta": 1e-5, "sparsity": 2}
-    return dp_sparse_linear_regression(
+    return solvers.dp_sparse_linear_regression(
         features, features[:, 0] if targets is None else targets, **(options | changes)
     )
 
 
-def test_the_support_and_a_pytree():
+def test_the_largest_weights_are_kept_in_a_pytree_too():
     solution = threshold(epsilon=1e6)
     np.testing.assert_allclose(solution.params, [0.75, -1.35, 0.0], atol=1e-3)
     assert solution.params[2] == 0

@@ -64,11 +64,9 @@ def test_a_pytree_is_a_row():
     np.testing.assert_array_equal(np.ravel(released.params["b"]), flat.params[1:])
 
 
-@pytest.mark.parametrize(
-    "cells", [7.0, np.nan, np.inf, np.arange(300.0)[:, None], 1e300]
-)
-def test_an_interval_is_never_a_point(cells):
-    solution = solve(cells * np.ones((300, 2)))
+@pytest.mark.parametrize("x", [7.0, np.nan, np.inf, np.arange(300.0)[:, None], 1e300])
+def test_an_interval_is_never_a_point(x):
+    solution = solve(x * np.ones((300, 2)))
     assert np.all(np.isfinite(solution.params))
     assert np.all(np.asarray(solution.standard_errors) > 0)
     low, high = solution.interval(0.5)
@@ -152,7 +150,7 @@ def test_budgets_of_trimmed_means():
     assert single.stats["noise_multiplier"] == pytest.approx((2 * rho) ** -0.5)
 
 
-test_what_does_not_fit_is_named = refused(
+test_batches_that_do_not_fit_a_trimmed_mean_are_named = refused(
     lambda changes: descend(**changes),
     ({"batching": Poisson(20.0)}, r"batching must be Full\(\) or Disjoint\(\)"),
     ({"batching": WithoutReplacement(20)}, r"batching must be Full\(\) or Disjoint"),

@@ -21,7 +21,6 @@ total_of = jax.jit(middle_sum, static_argnums=1)
 
 U = 2.0**-24
 LARGEST = 1e30
-both_dtypes = pytest.mark.parametrize("dtype", [np.float32, np.float64])
 # Shapes on either side of the rule that sorts all, and of whole words of 32.
 SIZES = [(1, 0), (3, 1), (33, 1), (64, 5), (100, 20), (101, 50), (1000, 50), (999, 499)]
 
@@ -40,19 +39,13 @@ def _float64():
         yield
 
 
-def specials(dtype):
-    info = np.finfo(dtype)
-    tiny = info.smallest_subnormal
-    values = [0.0, -0.0, tiny, -tiny, 7 * tiny, info.tiny, -info.tiny, 1.0, -1.0]
-    values += [1 + info.eps, 1 - info.epsneg, 1e30, -1e30, 1e38, -1e38]
-    return np.array([*values, info.max, -info.max, np.inf, -np.inf, np.nan], dtype)
-
-
 def columns(rng, num_samples, dtype):
     """Samples (n, d) with heavy tails, ties, constants, and all that is special."""
-    n = num_samples
-    every = specials(dtype)
-    heavy = rng.standard_cauchy((n, 3))
+    n, info, heavy = num_samples, np.finfo(dtype), rng.standard_cauchy((num_samples, 3))
+    tiny = info.smallest_subnormal
+    every = [0.0, -0.0, tiny, -tiny, 7 * tiny, info.tiny, -info.tiny, 1.0, -1.0]
+    every += [1 + info.eps, 1 - info.epsneg, 1e30, -1e30, 1e38, -1e38]
+    every = np.array([*every, info.max, -info.max, np.inf, -np.inf, np.nan], dtype)
     parts = [
         heavy,
         heavy * 10.0 ** rng.integers(-40, 30, (n, 3)),
@@ -68,22 +61,18 @@ def columns(rng, num_samples, dtype):
     return np.concatenate([*parts, rng.choice(every, (n, 6)), constants], axis=1)
 
 
-def ordered(samples):
-    finite = np.where(np.isnan(samples), 0, samples)
-    return np.sort(np.clip(finite, -LARGEST, LARGEST).astype(samples.dtype), axis=0)
-
-
 def check(samples, trim_count, order=order, total_of=total_of):
     """All three statistics of one array, against its sort and exact sums."""
     n, m = len(samples), trim_count
-    found = order(samples, m)
-    expected = ordered(samples)
-    for x in found:
+    computed = order(samples, m)
+    finite = np.clip(np.where(np.isnan(samples), 0, samples), -LARGEST, LARGEST)
+    expected = np.sort(finite.astype(samples.dtype), axis=0)
+    for x in computed:
         assert x.dtype == samples.dtype
-    np.testing.assert_array_equal(found.low, expected[m::-1])
-    np.testing.assert_array_equal(found.high, expected[n - m - 1 :])
+    np.testing.assert_array_equal(computed.low, expected[m::-1])
+    np.testing.assert_array_equal(computed.high, expected[n - m - 1 :])
     alone = total_of(samples, m)
-    np.testing.assert_array_equal(alone, found.middle_sum)
+    np.testing.assert_array_equal(alone, computed.middle_sum)
     window = expected[m : n - m].astype(np.float64)
     for total, terms in zip(np.asarray(alone, np.float64), window.T, strict=True):
         exact, size = math.fsum(terms), len(terms) * np.abs(terms).max()
@@ -97,15 +86,19 @@ def check(samples, trim_count, order=order, total_of=total_of):
 
 
 @pytest.mark.quick(3)
-@both_dtypes
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize(("n", "m"), SIZES)
-def test_fresh_and_special_samples(n, m, dtype, rng):
+def test_statistics_of_fresh_and_special_samples_are_those_of_their_sort(
+    n, m, dtype, rng
+):
     check(columns(rng, n, dtype), m)
 
 
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("block", [1, 250, 1000, 10**9])
-def test_every_block_and_every_plan(block, rng, plan, monkeypatch):
+def test_columns_in_every_block_and_plan_have_the_same_statistics(
+    block, rng, plan, monkeypatch
+):
     # Columns by one, by two with an overlap, by nine, and together.
     monkeypatch.setattr(_order_statistics, "_BLOCK", block)
     samples = rng.standard_cauchy((111, 23)).astype(np.float32)
@@ -114,15 +107,15 @@ def test_every_block_and_every_plan(block, rng, plan, monkeypatch):
         for f in (order_statistics, middle_sum)
     ]
     check(samples, 7, *functions)
-    found = jax.jit(lambda x: median(x))(samples)
-    np.testing.assert_array_equal(found, np.median(samples, axis=0))
+    medians = jax.jit(lambda x: median(x))(samples)
+    np.testing.assert_array_equal(medians, np.median(samples, axis=0))
 
 
 @hypothesis.settings(max_examples=100, deadline=None, database=None)
 @hypothesis.given(
     hnp.arrays(np.float32, (40, 2), elements=st.floats(width=32)), st.randoms()
 )
-def test_any_samples_in_any_order(samples, random):
+def test_statistics_are_the_same_in_any_order_of_any_samples(samples, random):
     check(samples, 1)
     shuffled = samples[random.sample(range(40), 40)]
     first, second = (order(x, 1) for x in (samples, shuffled))
@@ -145,7 +138,7 @@ def jaxprs(jaxpr):
 
 
 @pytest.mark.parametrize("function", [order_statistics, middle_sum])
-def test_the_work_is_fixed(function):
+def test_the_work_does_not_depend_on_the_samples(function):
     # A loop's length is part of the program, and no branch looks at the samples.
     samples = jnp.zeros((1000, 700), jnp.float32)
     program = jax.make_jaxpr(function, static_argnums=1)(samples, 50)
@@ -189,7 +182,7 @@ def test_derivatives_are_those_of_differences(n, m, rng):
     assert jax.tree.map(jnp.shape, nothing) == ((m + 1, 0), (m + 1, 0), (0,))
 
 
-def test_ties_share_the_derivative():
+def test_samples_that_tie_share_the_derivative():
     x = jnp.array([2.0, 0.0, 2.0, 1.0, 2.0, 9.0, 5.0])[:, None]
 
     @jax.jit(static_argnums=1)

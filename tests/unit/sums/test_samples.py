@@ -1,5 +1,6 @@
 """Factored samples: sums and norms from factors, and how they may round."""
 
+import math
 from functools import cache, partial
 
 import chex
@@ -12,28 +13,17 @@ from dpjax._sums import samples as forms
 from dpjax._sums.samples import FactoredSamples, OuterProducts
 from dpjax._sums.stream import SampleStream
 from dpjax._sums.tables import TableRows, scatter_add
-from dpjax.estimators import (
-    Clipping,
-    SmoothedClipping,
-    SmoothedTruncation,
-    Truncation,
-    Winsorization,
-)
+from dpjax.estimators import Clipping, SmoothedClipping, Truncation
+from tests import registry
 from tests.factored import FAST_TO_COMPILE
-
-
-def matrix_of(x):
-    """An outer product's place in a leaf of another shape."""
-    return x.T.reshape(3, 2, 5)
 
 
 def samples_of(rows):
     """A product, a table and an array."""
     left, right, places, values, array = rows
     table = TableRows.of(places, values, num_rows=7, build=lambda x: x.T)
-    return FactoredSamples(
-        {"a": OuterProducts(left, right, matrix_of), "t": table, "x": array}
-    )
+    product = OuterProducts(left, right, lambda x: x.T.reshape(3, 2, 5))
+    return FactoredSamples({"a": product, "t": table, "x": array})
 
 
 def rows_of(n, seed=0):
@@ -59,7 +49,8 @@ def stream_of(rows, microbatch_size=None):
 
 
 NORMWISE = [Clipping(1.5), SmoothedClipping(1.5), Clipping(1e-12)]
-ESTIMATORS = [*NORMWISE, Truncation(0.5), Winsorization(0.5), SmoothedTruncation(0.5)]
+BY_ENTRY = ("Truncation", "Winsorization", "SmoothedTruncation")
+ESTIMATORS = [*NORMWISE, *(registry.ESTIMATORS[name](0.5) for name in BY_ENTRY)]
 
 
 @cache  # of one plan
@@ -78,8 +69,8 @@ def test_the_mean_is_that_of_arrays(estimator, plan):
     mean = jax.jit(lambda rows: estimator(stream_of(rows)))
     exact_mean = exactly(estimator)
     rows = rows_of(12)
-    found, expected = mean(rows), exact_mean(rows)
-    chex.assert_trees_all_close(found, expected, rtol=1e-7, atol=1e-6)
+    means, expected = mean(rows), exact_mean(rows)
+    chex.assert_trees_all_close(means, expected, rtol=1e-7, atol=1e-6)
     if estimator not in NORMWISE:
         return
     for bad in BAD:
@@ -92,19 +83,19 @@ def test_the_mean_is_that_of_arrays(estimator, plan):
             (left.at[3].set(bad), right.at[3].set(bad), places, values, array),
         ]
         for i, changed in enumerate(several):
-            found = jax.tree.leaves(mean(changed))
-            assert all(np.isfinite(x).all() for x in found)
+            means = jax.tree.leaves(mean(changed))
+            assert all(np.isfinite(x).all() for x in means)
             if i == 4 and abs(bad) > 1e18:
                 continue  # a product beyond the largest float is no infinity here
             expected = jax.tree.leaves(exact_mean(changed))
             atol = 1e-6 * float(estimator.limit)
-            chex.assert_trees_all_close(found, expected, rtol=0, atol=atol)
+            chex.assert_trees_all_close(means, expected, rtol=0, atol=atol)
 
 
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("microbatch_size", [None, 700, 100])
 @pytest.mark.parametrize("estimator", [Clipping(1.5), Truncation(0.5)], ids=str)
-def test_many_blocks(estimator, microbatch_size, plan):
+def test_the_mean_of_many_blocks_is_that_of_arrays(estimator, microbatch_size, plan):
     # 1,003 rows are four blocks or more: the last one is filled up.
     left, *rest = rows_of(1003)
     rows = left.at[jnp.array([0, 500, 1002])].multiply(1e25), *rest
@@ -122,27 +113,28 @@ def test_factors_whose_squares_underflow_are_clipped():
     # Entries of one factor near 2^-63 and below, of which squares are zero, beside a
     # norm of the other near 2^64: such a sample would pass with 55 times the limit.
     rng = np.random.default_rng(0)
-    limits, largest = (1e-12, 1.0, 1e12), 0.0
-    shares = jax.jit(jax.vmap(_share_left, in_axes=(0, 0, None)))
+    largest = 0.0
+
+    @jax.jit
+    @partial(jax.vmap, in_axes=(0, 0, None))
+    def shares(left, right, limit):
+        """The weight that clipping leaves of a sample."""
+        sample = FactoredSamples(OuterProducts(left, right, lambda x: x))
+        clipped = Clipping(limit).bound_fn()(sample.finite())[0].leaves
+        factors = (clipped.left, left), (clipped.right, right)
+        return math.prod(jnp.max(x) / jnp.max(y) for x, y in factors)
+
     for p, q in ((1, 1), (3, 3000), (3000, 3), (400, 400)):
         sizes = 2.0 ** rng.uniform([[58], [-66]], [[64], [-60]], (2, 500))
         left = rng.choice([0.5, 1.0], (500, p)) * sizes[0, :, None] / p**0.5
         right = rng.choice([0.5, 1.0], (500, q)) * sizes[1, :, None]
         exact = np.linalg.norm(left, axis=1) * np.linalg.norm(right, axis=1)
-        for limit in limits:
+        for limit in (1e-12, 1.0, 1e12):
             pair = jnp.float32(left), jnp.float32(right * limit)
             lengths = np.asarray(shares(*pair, jnp.float32(limit)), float) * exact
             largest = max(largest, lengths.max())
     assert largest <= 1 + 1e-6
     assert largest > 0.9
-
-
-def _share_left(left, right, limit):
-    """The weight of a sample."""
-    sample = FactoredSamples(OuterProducts(left, right, lambda x: x))
-    influence, _ = Clipping(limit).bound_fn()(sample.finite())
-    leaf = influence.leaves
-    return (jnp.max(leaf.left) / jnp.max(left)) * (jnp.max(leaf.right) / jnp.max(right))
 
 
 UNUSUAL = {
@@ -195,11 +187,11 @@ def test_a_record_does_not_change_how_other_means_round(plan, other_order):
     means = jax.jit(jax.vmap(lambda rows: Clipping(1.5)(stream_of(rows, 1500))))
     others = rows_of(1500, seed=1)
     for kind in UNUSUAL:
-        found = [
+        pair = [
             means(jax.tree.map(lambda *x: np.stack(x), rows, others))
             for rows in records_like_nothing(rows_of(1500), kind)
         ]
-        chex.assert_trees_all_equal(*found)
+        chex.assert_trees_all_equal(*pair)
 
 
 @pytest.mark.quick(1)
@@ -221,18 +213,16 @@ def test_the_derivative_by_the_clip_norm(derivative):
         np.testing.assert_allclose(slope, (above - below) / (2 * step), rtol=1e-3)
 
 
-def table_of(places, values, num_rows):
-    return TableRows.of(places, values, num_rows=num_rows, build=lambda x: x)
-
-
 def test_rows_outside_of_the_table_are_zero_and_places_have_any_type():
+    table_of = partial(TableRows.of, build=lambda x: x)
     for num_rows, num_read in [(7, 6), (100, 6), (7, 1)]:
         places = jnp.asarray([[-1, num_rows, num_rows, 0, 1, 0]])[:, :num_read]
         values = jnp.full((1, num_read, 2), jnp.nan).at[:, 3:].set(1.0)
-        rows = table_of(places, values, num_rows)
+        rows = table_of(places, values, num_rows=num_rows)
         assert rows.values.sum() == rows.written_out().sum() == 2 * max(num_read - 3, 0)
     for num_rows, dtype in [(256, jnp.uint8), (200, jnp.int8)]:
-        rows = table_of(jnp.asarray([[1, 99, 1]], dtype), jnp.ones((1, 3, 2)), num_rows)
+        places, values = jnp.asarray([[1, 99, 1]], dtype), jnp.ones((1, 3, 2))
+        rows = table_of(places, values, num_rows=num_rows)
         np.testing.assert_array_equal(rows.written_out()[0, [1, 99]], [[2, 2], [1, 1]])
 
 

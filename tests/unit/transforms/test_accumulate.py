@@ -15,6 +15,7 @@ from dpjax.gradients import streamed_grad
 from dpjax.mechanisms import BandedToeplitz
 from dpjax.transforms import accumulate, privatize, scale_by_dp_adam
 from dpjax.transforms._chain import PieceSum
+from tests.unit.refusals import refused
 
 N, K, WIDTH = 24, 4, 3
 RNG = np.random.default_rng(0)
@@ -84,10 +85,8 @@ def test_pieces_make_the_step_of_the_whole_batch(name):
             for i, piece in enumerate(pieces()):
                 split = by_piece(*split, *piece)
                 if i < K - 1:  # nothing moves, and no key is used
-                    unmoved = split[0], split[1].optimizer
-                    chex.assert_trees_all_equal(
-                        unmoved, (before[0], before[1].optimizer)
-                    )
+                    now, then = ((p, s.optimizer) for p, s in (split, before))
+                    chex.assert_trees_all_equal(now, then)
     numbers = [
         [x for x in jax.tree.leaves(each) if jnp.issubdtype(x.dtype, jnp.number)]
         for each in ((split[0], split[1].optimizer), at_once)
@@ -96,7 +95,7 @@ def test_pieces_make_the_step_of_the_whole_batch(name):
     assert not any(x.any() for x in jax.tree.leaves(split[1].total))
 
 
-def test_schedules_count_batches():
+def test_schedules_count_batches_and_not_pieces():
     def make(noise_multiplier, learning_rate):
         return dpjax.chain(
             private(CLIPPING, noise_multiplier), optax.sgd(learning_rate)
@@ -146,49 +145,45 @@ def test_sums_are_rounded_once():
     assert (np.cumsum(rows, axis=0)[-1] != exact).any()  # as plain sums are not
 
 
+def in_two(optimizer=None):
+    return accumulate(optimizer or private(), num_pieces=2)
+
+
 def updated(optimizer, num_rows=6):
-    optimizer = accumulate(optimizer, num_pieces=2)
-    params = jnp.zeros(2)
+    optimizer, params = in_two(optimizer), jnp.zeros(2)
     return optimizer.update(jnp.zeros((num_rows, 2)), optimizer.init(params), params)
 
 
-BAD = {
-    "optimizer must be privatize": lambda: updated(optax.sgd(0.1)),
-    r"transforms\[0\] must be privatize": lambda: dpjax.chain(
-        accumulate(private(), num_pieces=2), optax.adam(0.1)
-    ),
-    "normalize_by must be given to privatize inside accumulate": lambda: updated(
-        private(n=None)
-    ),
-    "normalize_by must be at least .* 10000 rows": lambda: updated(
-        private(n=5_000), num_rows=5_000
-    ),
-    "estimator must be one that adds influences: .* got Median": lambda: updated(
-        private(estimators.MedianOfMeans(CLIPPING, 2), n=12, sampled=False)
-    ),
-    "optax.inject_hyperparams must not stand around accumulate": lambda: (
-        optax.inject_hyperparams(lambda noise: accumulate(private(), num_pieces=2))(
-            noise=lambda count: 8 - jnp.float32(count)
-        ).init(PARAMS)
-    ),
-    "optax.chain must not stand around accumulate": lambda: optax.chain(
-        accumulate(private(), num_pieces=2), optax.adam(0.1)
-    ).init(PARAMS),
-    "optax.chain must not stand inside accumulate": lambda: updated(
-        optax.inject_hyperparams(lambda rate: optax.chain(private(), optax.sgd(rate)))(
-            0.1
-        )
-    ),
-    "optimizer must be .* optax.inject_hyperparams of": lambda: updated(
-        optax.inject_hyperparams(optax.sgd)(0.1)
-    ),
-    "apply_if_finite must not stand around": lambda: optax.apply_if_finite(
-        accumulate(private(), num_pieces=2), 3
-    ).init(PARAMS),
-}
+def injected(make):
+    """An optimizer whose number is injected."""
+    return optax.inject_hyperparams(lambda rate: make(rate))(rate=0.1)
 
 
-@pytest.mark.parametrize("message", BAD)
-def test_bad_arguments_are_named(message):
-    with pytest.raises(ValueError, match=message):
-        BAD[message]()
+test_what_does_not_fit_accumulate_is_named = refused(
+    lambda call: call(),
+    (lambda: updated(optax.sgd(0.1)), "optimizer must be privatize"),
+    (lambda: dpjax.chain(in_two(), optax.adam(0.1)), r"\[0\] must be privatize"),
+    (lambda: updated(private(n=None)), "normalize_by must be given to privatize insid"),
+    (
+        lambda: updated(private(n=5_000), num_rows=5_000),
+        "normalize_by must be at least .* 10000 rows",
+    ),
+    (
+        lambda: updated(private(estimators.MedianOfMeans(CLIPPING, 2), sampled=False)),
+        "estimator must be one that adds influences: .* got Median",
+    ),
+    (
+        lambda: updated(injected(lambda x: optax.chain(private(), optax.sgd(x)))),
+        "optax.chain must not stand inside accumulate",
+    ),
+    (lambda: updated(injected(optax.sgd)), "must be .* optax.inject_hyperparams of"),
+)
+test_what_must_not_stand_around_accumulate_is_named = refused(
+    lambda wrapped: wrapped(in_two()).init(PARAMS),
+    (lambda x: injected(lambda _: x), "hyperparams must not stand around accumulate"),
+    (
+        lambda x: optax.chain(x, optax.sgd(0.1)),
+        "chain must not stand around accumulate",
+    ),
+    (lambda x: optax.apply_if_finite(x, 3), "apply_if_finite must not stand around"),
+)

@@ -16,10 +16,7 @@ from tests import registry
 # What optax asks for: the numbers of each transform are tested in a file of its own.
 NUM_ROWS = 8
 TRANSFORMS = registry.TRANSFORMS
-OPTIMIZERS = {
-    "sgd": lambda: optax.sgd(0.1, momentum=0.9),
-    "adam": lambda: optax.adam(1e-2),
-}
+OPTIMIZERS = {"sgd": lambda: optax.sgd(0.1, 0.9), "adam": lambda: optax.adam(1e-2)}
 # Of every kind of state: a threshold, buffers, a sum, a number of steps.
 STATES = ["privatize, adaptive", "privatize, correlated", "accumulate", "frank_wolfe"]
 
@@ -68,10 +65,8 @@ def run(optimizer, name, num_steps, update):
 
 
 def assert_continues(name, restored, state):
-    results = (
-        jitted(name)(make_updates(name, 9), x, make_params())[0]
-        for x in (restored, state)
-    )
+    grads = make_updates(name, 9)
+    results = (jitted(name)(grads, x, make_params())[0] for x in (restored, state))
     chex.assert_trees_all_equal(*results)
 
 
@@ -138,9 +133,8 @@ def without_keys(tree):
 
 
 def with_keys(tree, like):
-    return jax.tree.map(
-        lambda x, y: jax.random.wrap_key_data(x) if is_key(y) else x, tree, like
-    )
+    wrap = jax.random.wrap_key_data
+    return jax.tree.map(lambda x, y: wrap(x) if is_key(y) else x, tree, like)
 
 
 def is_key(x):
@@ -148,7 +142,7 @@ def is_key(x):
 
 
 @pytest.mark.parametrize("name", ["frank_wolfe", "peel", "project", "average_iterates"])
-def test_params_are_needed(name):
+def test_update_needs_params(name):
     transform, params = TRANSFORMS[name](jax.random.key(0)), make_params()
     with pytest.raises(ValueError, match="params must be given to update"):
         transform.update(params, transform.init(params))

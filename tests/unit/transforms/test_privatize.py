@@ -18,9 +18,11 @@ from dpjax.accounting._smooth import calibrate_smooth_noise, smooth_noise_rho
 from dpjax.gradients import streamed_grad
 from dpjax.mechanisms import BandedToeplitz, BinaryTree, BufferedToeplitz
 from dpjax.transforms import aggregate, dp_sgd, privatize
+from tests.unit.refusals import refused
 
 FALSE_ALARM = 1e-6
 WINSORIZATION, TRUNCATION = estimators.Winsorization(1.0), estimators.Truncation(1.0)
+CLIPPING = estimators.Clipping(1.0)
 ESTIMATORS = {
     "clipping": estimators.Clipping(2.0),
     "winsorization": estimators.Winsorization(3.0),
@@ -107,18 +109,18 @@ def test_a_mask_is_of_a_batch_that_was_sampled():
 
 
 @pytest.mark.parametrize("is_whole", [True, False], ids=["the chain", "its first"])
-def test_injected_hyperparameters(is_whole, key):
+def test_injected_hyperparameters_follow_their_schedule(is_whole, key):
     def inner(noise_multiplier):
         return private(TRUNCATION, noise_multiplier, key)
 
-    def whole(noise_multiplier):
+    def chained(noise_multiplier):
         return dpjax.chain(inner(noise_multiplier), optax.scale(1.0))
 
     schedule = optax.piecewise_constant_schedule(2.0, {1: 0.0})  # 2, then nothing
     first = optax.inject_hyperparams(inner)(noise_multiplier=schedule)
     with pytest.raises(ValueError, match=r"transforms\[0\] .* around the chain"):
         dpjax.chain(first, optax.scale(1.0))
-    wrapped = optax.inject_hyperparams(whole)(noise_multiplier=schedule)
+    wrapped = optax.inject_hyperparams(chained)(noise_multiplier=schedule)
     optimizer = wrapped if is_whole else optax.chain(first, optax.scale(1.0))
     params, rows = jnp.zeros(2_000), jnp.full((4, 2_000), 0.5)
 
@@ -139,7 +141,7 @@ def test_injected_hyperparameters(is_whole, key):
 @pytest.mark.parametrize(
     ("rate", "name"), [(0.3, "bands"), (optax.constant_schedule(0.3), None)]
 )
-def test_dp_sgd_is_the_chain(rate, name):
+def test_dp_sgd_is_privatize_then_sgd(rate, name):
     grads = jnp.asarray(np.random.default_rng(0).standard_t(2, (10, 4)), jnp.float32)
     mask, results = {"is_padding_example": jnp.arange(10) == 3}, []
     options = {"noise_multiplier": 0.5, "noise": name and STRATEGIES[name]}
@@ -157,17 +159,15 @@ def test_dp_sgd_is_the_chain(rate, name):
 
 
 def without_noise(make):
-    return lambda key, noise_multiplier, **options: make(
-        estimators.Clipping(1.0), **options
-    )
+    return lambda key, noise_multiplier, **options: make(CLIPPING, **options)
 
 
-ADAPTIVE = estimators.AdaptiveThreshold(estimators.Clipping(1.0), lower=0.1, upper=9.0)
+ADAPTIVE = estimators.AdaptiveThreshold(CLIPPING, lower=0.1, upper=9.0)
 DIVIDING = {
-    "privatize": partial(privatize, estimators.Clipping(1.0)),
-    "of scaled": partial(privatize, estimators.Scaled(estimators.Clipping(1.0), 2.0)),
+    "privatize": partial(privatize, CLIPPING),
+    "of scaled": partial(privatize, estimators.Scaled(CLIPPING, 2.0)),
     "of adaptive": partial(privatize, ADAPTIVE),
-    "dp_sgd": partial(dp_sgd, 0.1, estimators.Clipping(1.0)),
+    "dp_sgd": partial(dp_sgd, 0.1, CLIPPING),
     "aggregate": without_noise(aggregate),
     "robust_grad": without_noise(partial(dpjax.robust_grad, jnp.multiply)),
 }
@@ -185,7 +185,8 @@ def test_a_private_size_divides_nothing(name, key):
         make(relation=ADD_OR_REMOVE_ONE, user_ids=jnp.arange(4), num_users=4)
 
 
-TRIMMED = estimators.TrimmedMean(0.25, -1.0, 1.0)
+TRIMMED = estimators.TrimmedMean(0.1, -1.0, 1.0)
+smoothly = jax.jit(TRIMMED.with_smooth_sensitivity, static_argnums=1)
 EACH_FIRST = {
     "aggregate": lambda key: aggregate(TRUNCATION),
     "privatize": lambda key: private(TRUNCATION, key=key),
@@ -219,7 +220,7 @@ WRAPPERS = {
 
 @each_first
 @pytest.mark.parametrize("wrapper", WRAPPERS)
-def test_wrappers_that_break_it_are_refused(name, wrapper, key):
+def test_wrappers_that_break_the_privacy_are_refused(name, wrapper, key):
     inner = EACH_FIRST[name](key)
     params = {"w": jnp.zeros(2), "other": jnp.zeros(3)}
     grads = {"w": jnp.ones((6, 2)), "other": jnp.full((6, 3), 7.0)}
@@ -240,7 +241,7 @@ def test_wrappers_that_break_it_are_refused(name, wrapper, key):
             jax.jit(optimizer.update)(grads, state, params)
 
 
-def test_wrappers_go_after_it(key):
+def test_wrappers_may_stand_after_privatize(key):
     mean = EACH_FIRST["privatize"](key)
     grads = {"w": jnp.ones((6, 2)), "frozen": jnp.full((6, 3), 7.0)}
     frozen = optax.masked(optax.set_to_zero(), {"w": False, "frozen": True})
@@ -272,7 +273,7 @@ def released(strategy, key, params):
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_it_is_independent_noise_of_the_same_keys(name):
+def test_correlated_noise_is_independent_noise_of_the_same_keys_times_the_inverse(name):
     # What a run adds with C is C^-1 times what it adds without.
     params = {"w": jnp.zeros((2, 3)), "b": jnp.zeros(())}
     run = jax.jit(released, static_argnums=0)
@@ -286,48 +287,29 @@ def test_it_is_independent_noise_of_the_same_keys(name):
 
 
 # -- Noise by smooth sensitivity ------------------------------------------------------
-ESTIMATOR = estimators.TrimmedMean(0.1, -1.0, 1.0)
-
-
-def privatized(estimator, *, rho, key):
-    return privatize(estimator, noise_multiplier=(2 * rho) ** -0.5, key=key)
-
-
-def samples_of(num_rows, num_columns):
-    """Columns of very different spread, each many times."""
-    samples = np.random.default_rng(0).standard_t(2, (num_rows, num_columns))
-    spreads = np.tile([0.0, 1e-2, 1.0, 1e2], num_columns // 4)
-    return jnp.asarray(samples * spreads, jnp.float32)
-
-
 def test_noise_is_the_multiplier_times_the_smooth_sensitivity(key):
     rho, n, d = 40.0, 50, 20_000
-    grads = {"a": samples_of(n, d // 2), "b": jnp.zeros((n, d // 2))}
-    transform = privatized(ESTIMATOR, rho=rho, key=key)
-    released = updated(transform, grads)
+    samples = np.random.default_rng(0).standard_t(2, (n, d // 2))
+    samples *= np.tile([0.0, 1e-2, 1.0, 1e2], d // 8)  # of very different spread
+    grads = {"a": jnp.float32(samples), "b": jnp.zeros((n, d // 2))}
+    released = updated(private(TRIMMED, (2 * rho) ** -0.5, key), grads)
     # Each of d coordinates gets a d-th of the budget.
-    noise = calibrate_smooth_noise(rho / d, num_samples=n, trim_count=5)
-    spent = smooth_noise_rho(
-        noise.multiplier, smoothness=noise.smoothness, sigma=noise.sigma
-    )
+    law = calibrate_smooth_noise(rho / d, num_samples=n, trim_count=5)
+    spent = smooth_noise_rho(law.multiplier, smoothness=law.smoothness, sigma=law.sigma)
     assert d * spent <= rho
     assert d * spent > 0.999 * rho
-    mean, sensitivity = jax.jit(
-        lambda x: ESTIMATOR.with_smooth_sensitivity(x, noise.smoothness)
-    )(grads)
+    mean, sensitivity = smoothly(grads, law.smoothness)
     trees = (ravel_pytree(tree)[0] for tree in (released, mean, sensitivity))
     x, y, s = map(np.float64, trees)
-    units = (x - y) / (noise.multiplier * s)
+    units = (x - y) / (law.multiplier * s)
     assert units.size == d
     nodes, weights = np.polynomial.hermite_e.hermegauss(120)
-    weights /= weights.sum()
+    rates, weights = np.exp(-law.sigma * nodes), weights / weights.sum()
 
     def distance(scale):
         def cdf(z):  # of Laplace noise of every spread, averaged
-            tails = [
-                np.exp(-np.abs(z) / scale * math.exp(-noise.sigma * y)) for y in nodes
-            ]
-            return 0.5 + 0.5 * np.sign(z) * (1 - weights @ np.array(tails))
+            tails = np.exp(-np.abs(z)[:, None] / scale * rates)
+            return 0.5 + 0.5 * np.sign(z) * (1 - tails @ weights)
 
         return scipy.stats.kstest(units, cdf).statistic
 
@@ -340,39 +322,28 @@ def test_noise_is_the_multiplier_times_the_smooth_sensitivity(key):
 
 def test_the_guess_of_the_spread_changes_the_split_alone(key):
     grads = jax.random.normal(key, (200, 4))
-    estimator = dataclasses.replace(ESTIMATOR, relative_spread=1e4)
-    transform = privatized(estimator, rho=1e6, key=jax.random.key(0))
-    noise = calibrate_smooth_noise(
-        1e6 / 4, num_samples=200, trim_count=20, relative_spread=1e4
-    )
-    mean, sensitivity = jax.jit(
-        lambda x: ESTIMATOR.with_smooth_sensitivity(x, noise.smoothness)
-    )(grads)
+    estimator = dataclasses.replace(TRIMMED, relative_spread=1e4)
+    transform = private(estimator, 2e6**-0.5)
+    sizes = {"num_samples": 200, "trim_count": 20, "relative_spread": 1e4}
+    noise = calibrate_smooth_noise(1e6 / 4, **sizes)
+    mean, sensitivity = smoothly(grads, noise.smoothness)
     # Laplace beyond 45 scales, normal beyond 9.4: never drawn.
     largest = 45 * math.exp(9.4 * noise.sigma) * noise.multiplier * sensitivity
     assert (jnp.abs(updated(transform, grads) - mean) <= largest).all()
 
 
-def test_bad_updates(key):
-    rows = jnp.zeros((10, 2))
-
-    def traced(multiplier):
-        return updated(privatize(ESTIMATOR, noise_multiplier=multiplier, key=key), rows)
-
-    with pytest.raises(ValueError, match="noise_multiplier must be a concrete number"):
-        jax.jit(traced)(1.0)
-    transform = privatized(ESTIMATOR, rho=1.0, key=key)
-    mask = jnp.zeros(10, bool)
-    with pytest.raises(ValueError, match="estimator must be one that takes masks"):
-        updated(transform, rows, is_padding_example=mask)
-    fixed = privatize(ESTIMATOR, noise_multiplier=1.0, key=key, sampled=False)
-    with pytest.raises(ValueError, match="is_padding_example must be None"):
-        updated(fixed, rows, is_padding_example=mask)
-    with pytest.raises(ValueError, match="estimator must be one that takes masks"):
-        privatize(ESTIMATOR, noise_multiplier=1.0, key=key, relation=ADD_OR_REMOVE_ONE)
-    with pytest.raises(ValueError, match="noise must be a strategy of dpjax"):
-        privatize(ESTIMATOR, noise_multiplier=1.0, key=key, noise=BinaryTree(4))
-    with pytest.raises(ValueError, match="num_samples must be more than the 2"):
-        updated(transform, rows[:2])
-    with pytest.raises(ValueError, match="must be arrays that share"):
-        transform.update({"a": rows, "b": rows[:5]}, transform.init(rows))
+ROWS, MASK = jnp.zeros((10, 2)), {"is_padding_example": jnp.zeros(10, bool)}
+of_trimmed = partial(private, TRIMMED)
+test_what_does_not_fit_a_trimmed_mean_is_named = refused(
+    lambda call: call(),
+    (
+        lambda: jax.jit(lambda x: updated(of_trimmed(x), ROWS))(1.0),
+        "noise_multiplier must be a concrete number",
+    ),
+    (lambda: updated(of_trimmed(), ROWS, **MASK), "must be one that takes masks"),
+    (lambda: updated(of_trimmed(sampled=False), ROWS, **MASK), "padding_example must"),
+    (lambda: of_trimmed(relation=ADD_OR_REMOVE_ONE), "must be one that takes masks"),
+    (lambda: of_trimmed(noise=BinaryTree(4)), "noise must be a strategy of dpjax"),
+    (lambda: updated(of_trimmed(), ROWS[:2]), "num_samples must be more than the 2"),
+    (lambda: updated(of_trimmed(), {"a": ROWS, "b": ROWS[:5]}), "arrays that share"),
+)

@@ -143,12 +143,14 @@ def test_an_excess_is_that_of_a_pareto_tail(index, ratio, key):
     beyond = np.maximum(sizes - bound, 0).sum()
     below = np.clip(sizes - bound / 2, 0, bound / 2).sum()
     assert beyond == pytest.approx(ratio * below, rel=0.06)
-    found = jax.vmap(
+    excesses = jax.vmap(
         lambda key: noisy_excess(key, jnp.float32(sizes), bound, noise_multiplier=20.0)
     )(jax.random.split(key, 200))
-    assert np.mean(found.ratio) == pytest.approx(ratio, rel=0.1)
-    assert np.std(found.ratio) == pytest.approx(float(np.mean(found.error)), rel=0.3)
-    assert not jnp.any(found.is_heavy)
+    assert np.mean(excesses.ratio) == pytest.approx(ratio, rel=0.1)
+    assert np.std(excesses.ratio) == pytest.approx(
+        float(np.mean(excesses.error)), rel=0.3
+    )
+    assert not jnp.any(excesses.is_heavy)
     key, few = jax.random.key(0), jnp.zeros(5)
     nothing = noisy_excess(key, few, jnp.float32(1), noise_multiplier=1.0)
     assert 0 <= nothing.ratio <= 2

@@ -3,22 +3,14 @@
 import itertools
 import math
 from functools import partial
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax import losses
-from dpjax.accounting import (
-    Sample,
-    Sampling,
-    epsilon_to_rho,
-    gaussian_epsilon,
-    gaussian_event,
-    noise_multiplier,
-    rho_to_epsilon,
-)
+from dpjax import accounting, losses
 from dpjax.solvers import dp_additive_model, dp_linear_model
 from dpjax.solvers.linear import _columns, _fit
 from dpjax.solvers.linear._kind import ModelKind, Shares
@@ -45,7 +37,7 @@ def solve(loss="squared", data=None, **changes):
     return dp_linear_model(loss, data, **(options | changes))
 
 
-def test_squared_loss():
+def test_weights_are_found_in_any_unit_and_place_of_the_intercept():
     features, means, noise = table()
     solution = solve(max_features=3)
     np.testing.assert_allclose(solution.params, TRUE, atol=0.3)
@@ -62,10 +54,10 @@ def test_squared_loss():
     same = solve(data=(other, means + noise))
     np.testing.assert_array_equal(same.params, solution.params)
     for unit, mean in ((1.0, 1e3), (1e-4, 0.0), (1e4, 0.0)):
-        found = solve(data=(features, unit * (means + noise + mean))).params
-        np.testing.assert_allclose(found[3] / unit, 3 + mean, atol=0.3 + 0.01 * mean)
+        params = solve(data=(features, unit * (means + noise + mean))).params
+        np.testing.assert_allclose(params[3] / unit, 3 + mean, atol=0.3 + 0.01 * mean)
         if not mean:
-            np.testing.assert_allclose(found / unit, TRUE, atol=0.3)
+            np.testing.assert_allclose(params / unit, TRUE, atol=0.3)
     # Records of weight zero count for nothing.
     is_out = np.arange(NUM) % 4 == 0
     targets, weights = np.where(is_out, -50 * means, means + noise), 5.0 * ~is_out
@@ -73,7 +65,7 @@ def test_squared_loss():
     np.testing.assert_allclose(solution.params, TRUE, atol=0.4)
 
 
-def test_classes():
+def test_classes_are_told_apart():
     features, means, noise = table()
     labels = np.where(means + noise > 0, 7.0, 0.0)  # y > 0 is the positive class
     params = solve("logistic", data=(features, labels)).params
@@ -152,18 +144,22 @@ def test_the_huber_loss_resists_whatever_the_budget(epsilon, share):
 def test_price_is_that_of_one_gaussian_or_with_a_choice_zcdp():
     solution = solve(epsilon=1.0)
     multiplier = solution.stats["noise_multiplier"]
-    exact = gaussian_epsilon(multiplier, 1e-5, sensitivity=1.0)
+    exact = accounting.gaussian_epsilon(multiplier, 1e-5, sensitivity=1.0)
     np.testing.assert_allclose(exact, 1.0, rtol=1e-6)
     assert solution.privacy.epsilon == 1.0
-    assert solution.privacy.dp_event == gaussian_event(multiplier)
+    assert solution.privacy.dp_event == accounting.gaussian_event(multiplier)
     # The same from the multiplier, as where another release has a part of the budget.
     same = solve(epsilon=None, noise_multiplier=multiplier)
     np.testing.assert_array_equal(same.params, solution.params)
     np.testing.assert_allclose(same.privacy.epsilon, 1.0, rtol=1e-6)
     chosen = solve(epsilon=None, noise_multiplier=multiplier, max_features=2)
-    assert chosen.privacy.epsilon == rho_to_epsilon(0.5 / multiplier**2, 1e-5) > 1.0
+    assert (
+        chosen.privacy.epsilon
+        == accounting.rho_to_epsilon(0.5 / multiplier**2, 1e-5)
+        > 1.0
+    )
     chosen = solve(epsilon=1.0, max_features=2)
-    rho = epsilon_to_rho(1.0, 1e-5)
+    rho = accounting.epsilon_to_rho(1.0, 1e-5)
     assert chosen.privacy.dp_event.rho == rho
     # The model's part, the shares of the choice being the rest.
     spent = 0.5 / chosen.stats["noise_multiplier"] ** 2
@@ -181,17 +177,12 @@ def test_shares_compose_to_the_whole():
 
 
 def test_steps_have_the_noise_that_their_share_pays(monkeypatch):
-    seen, iterate = {}, _fit.iterate
-
-    def spy(step, *args, **options):
-        num_steps = step.batches.start.num_steps
-        seen.update(multiplier=step.noise_multiplier, num_steps=num_steps)
-        return iterate(step, *args, **options)
-
+    spy = mock.Mock(wraps=_fit.iterate)
     monkeypatch.setattr(_fit, "iterate", spy)
     solution = solve(epsilon=1.0)
     share = solution.stats["shares"]["steps"] / solution.stats["noise_multiplier"] ** 2
-    spent = seen["num_steps"] / seen["multiplier"] ** 2
+    step = spy.call_args.args[0]
+    spent = step.batches.start.num_steps / step.noise_multiplier**2
     np.testing.assert_allclose(spent, share, rtol=1e-9)
 
 
@@ -202,21 +193,19 @@ class TestNoisyQuantile:
         return _noisy_quantile.noisy_quantile(jax.random.key(1), sizes, **options)
 
     def test_two_counts_move_so_noise_is_for_both(self, monkeypatch):
-        stddevs, inner = [], _noisy_quantile.gaussian_of_padded
-
-        def spy(key, value, of_entries):
-            assert value.sum() == 100
-            stddevs.append(float(of_entries.min()))
-            return inner(key, value, of_entries)
-
+        spy = mock.Mock(wraps=_noisy_quantile.gaussian_of_padded)
         monkeypatch.setattr(_noisy_quantile, "gaussian_of_padded", spy)
         self.released(np.ones(100), 3.0, num_above=1)
-        assert 3 * 2**0.5 <= stddevs[0] <= 3 * 2**0.5 * 1.001
+        for call in spy.call_args_list:
+            _, counts, stddevs = call.args
+            assert counts.sum() == 100
+            assert 3 * 2**0.5 <= stddevs.min() <= 3 * 2**0.5 * 1.001
+        assert spy.called
 
     def test_without_noise_it_is_the_quantile(self):
         sizes = np.random.default_rng(0).exponential(size=10_000)
-        found = self.released(sizes, 1e-6, num_above=100)
-        np.testing.assert_allclose(found, np.quantile(sizes, 0.99), rtol=0.25)
+        quantile = self.released(sizes, 1e-6, num_above=100)
+        np.testing.assert_allclose(quantile, np.quantile(sizes, 0.99), rtol=0.25)
         # A share is of records that are not zero.
         sizes = np.where(np.arange(10_000) % 3 == 0, 3.0, 0.0)
         sizes[:1_500] = 1e6
@@ -246,17 +235,18 @@ class TestNoisyMedian:
         monkeypatch.setattr(_noisy_quantile, "_median", inner)
         values = jnp.asarray(np.random.default_rng(0).standard_cauchy(5_001) + 3)
         weights = jnp.ones(5_001).at[jnp.argsort(values)[:1_000]].set(0.0)
-        found = _noisy_quantile.noisy_median(
-            jax.random.key(0), values, weights, bound=10.0, noise_multiplier=3.0
-        )
+        arrays = jax.random.key(0), values, weights
+        released = _noisy_quantile.noisy_median(*arrays, bound=10, noise_multiplier=3)
         median = jnp.median(values[weights > 0])
-        np.testing.assert_allclose(found, median, atol=2e-3)
+        np.testing.assert_allclose(released, median, atol=2e-3)
         assert all(6 <= stddev / 20**0.5 <= 6.001 for stddev in stddevs)
 
     def test_what_noise_hides_is_within_the_bound(self):
         arrays = jax.random.key(0), jnp.full(50, 1e9), jnp.ones(50)
-        found = _noisy_quantile.noisy_median(*arrays, bound=2.0, noise_multiplier=1e6)
-        assert -2 <= found <= 2
+        released = _noisy_quantile.noisy_median(
+            *arrays, bound=2.0, noise_multiplier=1e6
+        )
+        assert -2 <= released <= 2
 
 
 @partial(jax.jit, static_argnames=("radius", "noise_multiplier"))
@@ -278,22 +268,22 @@ class TestSecondMoments:
             return np.asarray(moments_of(rows)[0])
 
         odd = [[1e9, 0, 0], [0, 1e9, 0], [math.nan, math.inf, 1.0], [0, -1e30, 9]]
-        found = [moments(new) for new in odd]
-        moved = [np.linalg.norm(x - y) for x, y in itertools.combinations(found, 2)]
+        released = [moments(new) for new in odd]
+        moved = [np.linalg.norm(x - y) for x, y in itertools.combinations(released, 2)]
         assert max(moved) <= sensitivity * (1 + 1e-4)
         assert moved[0] > 0.99 * sensitivity  # two rows at a right angle attain it
 
     def test_entries_are_not_rounded_again_before_the_noise(self):
         """Rounding of all entries may move more than one record of millions does."""
         row = np.float32(1 + np.arange(64) / 64)
-        found, _ = moments_of(np.tile(row, (64, 1)), 16.0, 0.0)
-        np.testing.assert_array_equal(found, np.outer(row, row))
+        second, _ = moments_of(np.tile(row, (64, 1)), 16.0, 0.0)
+        np.testing.assert_array_equal(second, np.outer(row, row))
 
     def test_noise_on_a_pair_is_one_draw(self):
-        found, stddev = moments_of(np.zeros((50, 40), np.float32), 1.0, 1.0)
-        np.testing.assert_array_equal(found, found.T)
-        np.testing.assert_allclose(np.std(np.diag(found)), stddev, rtol=0.5)
-        upper = np.asarray(found)[np.triu_indices(40, 1)]
+        second, stddev = moments_of(np.zeros((50, 40), np.float32), 1.0, 1.0)
+        np.testing.assert_array_equal(second, second.T)
+        np.testing.assert_allclose(np.std(np.diag(second)), stddev, rtol=0.5)
+        upper = np.asarray(second)[np.triu_indices(40, 1)]
         np.testing.assert_allclose(np.std(upper), stddev / 2**0.5, rtol=0.1)
 
     def test_what_noise_hides_leaves_one_scale_and_no_center_far_off(self):
@@ -330,8 +320,8 @@ def test_a_fit_on_a_sample_costs_what_was_asked_for_all():
     assert solution.privacy.delta == pytest.approx(1e-6, rel=1e-6)
     assert "4,000 records" in solution.privacy.description
     np.testing.assert_allclose(solution.params, [1, -2, 0.5], atol=0.4)
-    own = Sample(4_000, 1_000).budget(0.5, 1e-6)
-    expected = noise_multiplier(*own, Sampling(num_steps=1))
+    own = accounting.Sample(4_000, 1_000).budget(0.5, 1e-6)
+    expected = accounting.noise_multiplier(*own, accounting.Sampling(num_steps=1))
     np.testing.assert_allclose(solution.stats["noise_multiplier"], expected, rtol=1e-6)
 
 

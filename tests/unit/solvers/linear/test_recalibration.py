@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -116,23 +117,17 @@ def test_no_two_records_of_a_constant_are_further_apart(loss, has_exposures):
 
 
 def test_releases_have_the_noise_that_is_paid(monkeypatch):
-    of_sizes, of_means = [], []
-    noisy_quantile = _fit.noisy_quantile
-    gaussian_of_padded = _fit.gaussian_of_padded
-
-    def quantile(key, sizes, *, noise_multiplier, **options):
-        of_sizes.append(noise_multiplier)
-        return noisy_quantile(key, sizes, noise_multiplier=noise_multiplier, **options)
-
-    def noisy(key, vector, stddevs):
-        assert not np.any(vector[5:])
-        of_means.append(float(stddevs.min()))
-        return gaussian_of_padded(key, vector, stddevs)
-
-    monkeypatch.setattr(_fit, "noisy_quantile", quantile)
-    monkeypatch.setattr(_fit, "gaussian_of_padded", noisy)
+    names = "noisy_quantile", "gaussian_of_padded"
+    spies = [mock.Mock(wraps=getattr(_fit, name)) for name in names]
+    for name, spy in zip(names, spies, strict=True):
+        monkeypatch.setattr(_fit, name, spy)
     solve(losses.squared, predictor(losses.squared, 1.0, 0.0), multiplier=2.0)
-    assert len(of_sizes) == 2
-    np.testing.assert_allclose(sum(x**-2.0 for x in of_sizes), 2.0**-2, rtol=1e-6)
-    (stddev,) = of_means
+    of_sizes, of_means = (spy.call_args_list for spy in spies)
+    multipliers = [call.kwargs["noise_multiplier"] for call in of_sizes]
+    assert len(multipliers) == 2
+    np.testing.assert_allclose(sum(x**-2.0 for x in multipliers), 2.0**-2, rtol=1e-6)
+    (call,) = of_means
+    _, vector, stddevs = call.args
+    assert not np.any(vector[5:])
+    stddev = float(stddevs.min())
     assert 1 <= stddev / (2 * math.sqrt(11) / NUM) <= 1.01
