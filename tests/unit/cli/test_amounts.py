@@ -86,7 +86,7 @@ def folder(here):
     return here
 
 
-USES = "that have one use each"
+USES = "whose columns have one use each"
 
 
 @pytest.mark.parametrize(

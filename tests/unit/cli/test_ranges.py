@@ -54,7 +54,7 @@ def test_ranges_come_from_training_records_of_open_columns():
     for name, found in (("a", data.features[:, 0]), ("y", data.targets)):
         expected = bought.columns[name].encode(table().columns[name])
         assert np.array_equal(found, expected[~table().is_test, 0])
-    with pytest.raises(ValueError, match="schema must be closed"):
+    with pytest.raises(ValueError, match="schema must be complete"):
         encode_table(table())
 
 

@@ -234,7 +234,7 @@ target= => --target must be given for a file: a column of ['rooms',
 target=cost => --target must be a column of ['rooms', 'town', 'price', 
 target=rooms => --target must be a column that is no feature
 schema=none.toml => --schema must be a file that exists, got 'none.toml'
-loss=logistic => --schema must be positive, the text or number
+loss=logistic => --schema must be a file with positive, the text or number
 output=data.csv/x => --output must be a folder that can be written to
 private_ranges=0 => --private-ranges must be strictly between 0 and 1, got 0
 private_ranges=0.1 => --private-ranges must be left out where the schema
@@ -279,7 +279,7 @@ def test_mistakes_in_the_data_argument(rooms, monkeypatch):
     before = tree(rooms)
     for name, *parts in [
         ("none.csv", "DATA must be a file, or one of adult, rand_hie", "'none.csv'"),
-        ("one.csv", "--delta must be given with a single record, of which n^-1.1 is 1"),
+        ("one.csv", "--delta must be given for a single record, because the default"),
         (".", "or a folder of such alone, without class.toml, number.toml"),
     ]:
         refused(run(name, *options()), *parts)
@@ -320,4 +320,4 @@ def test_a_schema_with_an_unknown_column(rooms):
     text = ROOMS.replace("columns.rooms", "columns.floors") + NUMBER
     (rooms / "number.toml").write_text(text)
     result = run("data.csv", *options())
-    refused(result, "--schema must be made of columns of data.csv", "got ['floors']")
+    refused(result, "--schema must be about columns of data.csv", "got ['floors']")
