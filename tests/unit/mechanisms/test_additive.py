@@ -173,7 +173,7 @@ def test_laplace_in_the_l2_norm_refuses_parts_of_an_array():
     def noisy(keys, value):
         return laplace(keys[0], value, scale=1.0, norm="l2")
 
-    whole = pytest.raises(ValueError, match="value must be one whole array")
+    whole = pytest.raises(ValueError, match="value must be one array, not sh")
     with whole:
         noisy(jax.random.split(jax.random.key(0), 1), jnp.zeros(4))
     with whole:

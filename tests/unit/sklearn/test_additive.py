@@ -65,7 +65,7 @@ def test_every_container_gives_the_same(table, model):
     np.testing.assert_array_equal(model.predict_proba(odd), model.predict_proba(unseen))
     with pytest.raises(ValueError, match=r"(?s)Feature names seen at fit.*kind"):
         model.predict(frame.drop(columns="kind"))
-    with pytest.raises(ValueError, match="X must be of columns of distinct names"):
+    with pytest.raises(ValueError, match="X must be a table whose columns have"):
         model.predict(frame.set_axis(["age", "age", "owns"], axis=1))
 
 
@@ -88,7 +88,7 @@ def test_a_class_alone_has_flat_shapes(table):
 
 
 def test_what_has_no_bands_is_refused(model):
-    with pytest.raises(ValueError, match="intervals must be True at the fit"):
+    with pytest.raises(ValueError, match="intervals must be True before fit"):
         model.bands()
     with pytest.raises(ValueError, match="alpha must be strictly between"):
         model.bands(1.0)

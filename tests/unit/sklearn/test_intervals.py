@@ -84,7 +84,7 @@ def test_other_units_have_other_errors_of_the_same_sums():
     plain = clone(model).set_params(intervals=False).fit(frame, targets)
     assert plain.bse_ is None
     assert plain.privacy_ == model.privacy_
-    with pytest.raises(ValueError, match="intervals must be True at the fit"):
+    with pytest.raises(ValueError, match="intervals must be True before fit"):
         plain.summary()
 
 

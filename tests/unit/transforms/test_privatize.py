@@ -370,7 +370,7 @@ def test_bad_updates(key):
         updated(fixed, rows, is_padding_example=mask)
     with pytest.raises(ValueError, match="estimator must be one that takes masks"):
         privatize(ESTIMATOR, noise_multiplier=1.0, key=key, relation=ADD_OR_REMOVE_ONE)
-    with pytest.raises(ValueError, match="noise must be a strategy of dpjax"):
+    with pytest.raises(ValueError, match="noise must be None with Trimmed"):
         privatize(ESTIMATOR, noise_multiplier=1.0, key=key, noise=BinaryTree(4))
     with pytest.raises(ValueError, match="num_samples must be more than the 2"):
         updated(transform, rows[:2])
