@@ -37,13 +37,13 @@ def row_axes(rows: PyTree, axis_name: AxisName | None) -> tuple[str, ...]:
     """
     axes_of_leaves = sorted({_leading_axes(x) for x in jax.tree.leaves(rows)} - {()})
     if axis_name is None:
-        rule = f"given where leaves are dealt out over different axes, {axes_of_leaves}"
+        rule = f"given, as arrays are sharded over different axes, {axes_of_leaves}"
         _validate.require(len(axes_of_leaves) <= 1, "axis_name", axis_name, rule)
         return axes_of_leaves[0] if axes_of_leaves else ()
     axes = (axis_name,) if isinstance(axis_name, str) else axis_name
     is_fine = isinstance(axes, tuple) and (len(axes) > 0 or not axes_of_leaves)
     is_fine = is_fine and all(isinstance(axis, str) and axis for axis in axes)
-    rule = "the name of a mesh axis, or a tuple of different names; () of no mesh"
+    rule = "a mesh axis, or a tuple of different ones; () only if rows are not sharded"
     is_fine = is_fine and len(axes) == len(set(axes))
     _validate.require(is_fine, "axis_name", axis_name, rule)
     return axes
@@ -85,8 +85,8 @@ def by_device(
     is_manual = _are_manual(axes)
     if is_manual:
         rule = (
-            "axes that rows are dealt out over, with every leaf of them; rows that are "
-            "the same on all devices would count several times"
+            "mesh axes over which every array of rows is sharded, because rows that "
+            "are the same on all devices would count several times"
         )
         vary = [varying_axes(x) >= set(axes) for x in jax.tree.leaves(rows)]
         is_fine = _is_unchecked(axes) or all(vary)
@@ -97,8 +97,8 @@ def by_device(
     num_rows = _validate.leading_size(rows, "rows")
     num_devices = math.prod(mesh.shape[axis] for axis in axes)
     rule = (
-        f"axes over which {num_rows} rows fall evenly, not {num_devices} devices: add "
-        "rows that is_padding_example marks, and give the number without them as "
+        f"axes whose {num_devices} devices divide {num_rows} rows evenly: add rows "
+        "that is_padding_example marks, and give the number without them as "
         "normalize_by"
     )
     _validate.require(num_rows % num_devices == 0, "axis_name", axes, rule)
@@ -208,9 +208,9 @@ def check_key_varies_as(value: PyTree, key: jax.Array) -> None:
     for leaf in jax.tree.leaves(value):
         axes = varying_axes(leaf)
         rule = (
-            f"one that varies over the axes {sorted(axes)}, as the value does; rows "
-            "that are dealt out over axes want those as axis_name, and one key on all "
-            "devices"
+            f"one that varies over the mesh axes {sorted(axes)}, as the value does; "
+            "or, for rows that are sharded over mesh axes, give these as axis_name, "
+            "and one key for all devices"
         )
         _validate.require(axes == of_key, "key", shown, rule)
 
@@ -225,9 +225,9 @@ def check_key_of_rows(key: jax.Array, rows: PyTree) -> None:
         [x for x in jax.tree.leaves(rows) if isinstance(x, jax.Array)]
     )
     rule = (
-        f"one for each device where rows may be dealt out over the mesh axes {axes}; "
-        "or give those as axis_name, () if every device has all rows, and call solvers "
-        "outside of jax.shard_map (check_vma=False and jax.pmap hide what is dealt out)"
+        f"one for each device where rows may be sharded over the mesh axes {axes}; or "
+        "give these as axis_name, () if every device has all rows, and call solvers "
+        "outside of jax.shard_map (check_vma=False and jax.pmap hide what is sharded)"
     )
     is_fine = set(axes) <= varying_axes(key)
     _validate.require(is_fine, "key", "one that all devices share", rule)
@@ -267,7 +267,7 @@ def _sharding_of(x: Any) -> Any:
 
 def _are_manual(axes: tuple[str, ...]) -> bool:
     inside = [axis in jax.sharding.get_abstract_mesh().manual_axes for axis in axes]
-    rule = "axes that are all Manual here, or none of them"
+    rule = "mesh axes of which jax.shard_map has made all Manual, or none"
     _validate.require(all(inside) or not any(inside), "axis_name", axes, rule)
     return bool(axes) and all(inside)
 
@@ -303,8 +303,8 @@ def _check_other_axes(
     }
     unnamed = sorted(used & set(mesh.axis_names) - set(axes))
     rule = (
-        f"the only axes that are not Auto; make the mesh with {unnamed} of "
-        "jax.sharding.AxisType.Auto"
+        "all Explicit mesh axes over which arrays are sharded; make the mesh with "
+        f"{unnamed} of jax.sharding.AxisType.Auto"
     )
     _validate.require(not unnamed, "axis_name", axes, rule)
 

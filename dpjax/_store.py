@@ -92,7 +92,7 @@ class Store(NamedTuple):
             return
         saved, _ = self._read(step)
         different = [name for name in self.run if self.run[name] != saved.get(name)]
-        rule = f"of the same run (another {', another '.join(different)} was saved)"
+        rule = f"new or of this run (another {', another '.join(different)} was saved)"
         self._require(not different, rule)
 
     def _read(self, step: int | None) -> tuple[dict[str, str], Arrays]:
@@ -102,7 +102,7 @@ class Store(NamedTuple):
         if not path.parent.joinpath("0.npz").exists():
             raise ValueError(
                 f"{self.option} must be a folder of one run's states alone, got "
-                f"{str(path.parent)!r}, which holds none: choose a new folder."
+                f"{str(path.parent)!r}, which is none: choose a new folder."
             )
         # If fewer processes saved it, this one has no file; the first has the digests.
         return unpacked(path if path.exists() else path.with_name("0.npz"))

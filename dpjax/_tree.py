@@ -109,9 +109,9 @@ def linear_data(features: Any, targets: Any) -> tuple[jax.Array, jax.Array]:
     for name, array, ndim in (("features", x, 2), ("targets", y, 1)):
         is_real = array.size > 0 and not jnp.iscomplexobj(array)
         kind = jax.ShapeDtypeStruct(array.shape, array.dtype)
-        rule = f"a real array with {ndim} axes and at least one entry"
+        rule = f"a real array of ndim {ndim} with at least one entry"
         _validate.require(is_real and array.ndim == ndim, name, kind, rule)
-    rule = f"one number for each of {len(x)} rows"
+    rule = f"of shape ({len(x)},), one number for each row of features"
     _validate.require(len(x) == len(y), "targets", y.shape, rule)
     dtype = jnp.float64 if jnp.float64 in (x.dtype, y.dtype) else jnp.float32
     return x.astype(dtype), y.astype(dtype)
@@ -238,7 +238,7 @@ def broadcast(prefix: PyTree, tree: PyTree, name: str) -> PyTree:
     except ValueError:
         given, wanted = jax.tree.structure(prefix), jax.tree.structure(tree)
     raise ValueError(
-        f"{name} must be one leaf, or a pytree as {wanted} begins, got {given}."
+        f"{name} must be one leaf, or a pytree prefix of {wanted}, got {given}."
     )
 
 

@@ -117,7 +117,7 @@ def estimator(value: Any) -> None:
 def bounded_estimator(value: Any) -> None:
     """Requires an estimator whose influence has a bound."""
     estimator(value)
-    rule = "one with a finite sensitivity"
+    rule = "one with a finite sensitivity, such as dpjax.estimators.Clipping(1.0)"
     require(value.limit is not None, "estimator", value, rule)
 
 
@@ -125,7 +125,7 @@ def real(**trees: Any) -> None:
     """Requires leaves of real numbers, because no bound holds for complex numbers."""
     import jax
 
-    rule = "real: split it into two arrays, its real and imaginary parts"
+    rule = "real: split a complex array into its real and imaginary parts"
     for name, tree in trees.items():
         for path, x in jax.tree_util.tree_leaves_with_path(tree):
             place, dtype = name + jax.tree_util.keystr(path), jax.numpy.result_type(x)
@@ -151,7 +151,7 @@ def mask(is_padding_example: Any, num_rows: int) -> None:
     x = is_padding_example
     if x is not None:
         is_mask = isinstance(x, jax.Array | np.ndarray) and x.dtype == np.bool_
-        rule = f"a boolean array of shape ({num_rows},), one entry a row"
-        shown = getattr(x, "aval", x)
+        rule = f"a boolean array of shape ({num_rows},), one entry for each row"
+        shown = f"{getattr(x, 'dtype', type(x).__name__)}{list(np.shape(x))}"
         is_fine = is_mask and x.shape == (num_rows,)
         require(is_fine, "is_padding_example", shown, rule)

@@ -319,8 +319,8 @@ def digit_layout(num_sums: int, nmant: int) -> tuple[int, int, int]:
     that a number, which is a block's sum, may have.
     """
     bits = max(num_sums - 1, 0).bit_length()
-    rule = f"at most 2^{nmant - 1} blocks (the sum of more could not be exact)"
-    require(bits < nmant, "samples", f"{num_sums:,} blocks of them", rule)
+    rule = f"at most 2^{nmant - 1} blocks of rows (the sum of more would be inexact)"
+    require(bits < nmant, "samples", f"{num_sums:,} blocks", rule)
     high, base = nmant - bits, nmant + 1 - bits
     if bits == 0:  # a single sum needs no addition
         return high, base, 1
@@ -499,8 +499,8 @@ def proven_divisor(num_rows: int, normalize_by: Scalar) -> Scalar:
     least = 0.0 if num_rows <= 1.125 * FEW_ROWS else num_rows / 1.125
     if is_concrete(normalize_by):
         rule = (
-            f"at least {least:.0f} for a batch of {num_rows} rows (its rounding is "
-            "proven up to there)"
+            f"at least {np.ceil(least):.0f} for a batch of {num_rows} rows: for less, "
+            "no bound on the rounding of the mean is proved"
         )
         require(float(normalize_by) >= least, "normalize_by", normalize_by, rule)
     elif least > 0:

@@ -103,9 +103,9 @@ class SampleStream(np.lib.mixins.NDArrayOperatorsMixin):
         is_stream = len(leaves) == 1 and isinstance(leaves[0], cls)
         stream = leaves[0] if is_stream else cls(_themselves, (), samples)
         if is_padding_example is not None:
-            rule = "None beside a stream that has a mask"
+            rule = "None for a stream of samples that has a mask already"
             is_fine = stream.is_padding_example is None
-            _validate.require(is_fine, "is_padding_example", is_padding_example, rule)
+            _validate.require(is_fine, "is_padding_example", "another mask", rule)
             stream = replace(stream, is_padding_example=is_padding_example)
         _validate.mask(stream.is_padding_example, stream.num_rows)
         return stream
@@ -123,7 +123,7 @@ class SampleStream(np.lib.mixins.NDArrayOperatorsMixin):
 
     def __getattr__(self, name: str) -> Any:
         """Raises `AttributeError` for any other attribute, as of an array."""
-        raise AttributeError(f"no {name}: {REFUSED}")
+        raise AttributeError(f"no attribute {name!r}: {REFUSED}")
 
     def __contains__(self, name: object) -> bool:
         """Returns False, because Flax's `TrainState` asks gradients for leaf names."""

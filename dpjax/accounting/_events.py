@@ -98,7 +98,8 @@ def samples_of(*events: dpa.DpEvent) -> Counter[str]:
 def check_event(name: str, event: Any) -> None:
     """Raises `ValueError` unless the numbers of a `dp_accounting` event are valid."""
     # Accountants do not check them. The message names `name`; unknown fields pass.
-    _validate.require(isinstance(event, dpa.DpEvent), name, event, "a DpEvent")
+    rule = "an event of dp_accounting, such as dp_accounting.GaussianDpEvent(1.0)"
+    _validate.require(isinstance(event, dpa.DpEvent), name, event, rule)
     parts = getattr(event, "events", [getattr(event, "event", None)])
     for part in parts:
         if part is not None:
@@ -107,13 +108,13 @@ def check_event(name: str, event: Any) -> None:
     ranges = _RANGES | ({"noise_parameter": (0.0, 1.0)} if is_response else {})
     for field, (low, high) in ranges.items():
         is_fine = _is_between(Real, getattr(event, field, low), low, high)
-        _validate.require(is_fine, name, event, f"of a {field} in [{low:g}, {high:g}]")
+        _validate.require(is_fine, name, event, f"of {field} in [{low:g}, {high:g}]")
     for field in _COUNTS:
         is_fine = _is_between(Integral, getattr(event, field, 1), 1, math.inf)
-        _validate.require(is_fine, name, event, f"of a {field} of at least 1")
+        _validate.require(is_fine, name, event, f"of {field} 1, 2, 3 or more")
     if isinstance(event, dpa.SampledWithoutReplacementDpEvent):
         is_fine = event.sample_size <= event.source_dataset_size
-        rule = "of a sample that is no larger than the data set"
+        rule = "an event whose sample_size is at most its source_dataset_size"
         _validate.require(is_fine, name, event, rule)
 
 

@@ -137,10 +137,10 @@ class PrivacyFilter:
         """
         _validate.require(len(parts) > 0, "parts", parts, "one guarantee or more")
         for part in parts:
-            rule = f"{self.relation.name}, as of the filter"
+            rule = f"{self.relation.name}, the relation of the filter"
             is_fine = part.relation is self.relation
             _validate.require(is_fine, "relation", part.relation.name, rule)
-        rule = "REPLACE_ONE for disjoint subsets of the records"
+        rule = "REPLACE_ONE if there are several parts, of disjoint subsets of records"
         is_fine = len(parts) == 1 or self.relation is REPLACE_ONE
         _validate.require(is_fine, "relation", self.relation.name, rule)
         prices = [self._price(part) for part in parts]
@@ -168,8 +168,8 @@ class PrivacyFilter:
         counts = samples_of(*(part.dp_event for part in parts))
         is_new = max([1, *counts.values()]) == 1 and not counts.keys() & self.samples
         rule = (
-            "of samples that nothing was released from: compose all releases of one "
-            "sample before the first, by `Sample.privacy`, and spend them together"
+            "of samples from which nothing was released yet: compose all releases of "
+            "one sample by `Sample.privacy`, and spend them together before the first"
         )
         _validate.require(is_new, "parts", parts, rule)
         spent = {"spent": (*self.spent, price), "samples": self.samples | counts.keys()}
@@ -179,11 +179,11 @@ class PrivacyFilter:
             left = self.left
             raise ValueError(
                 f"the release must be within the limit of "
-                f"{claim(self.epsilon, self.delta)} for all: it costs a Renyi "
+                f"{claim(self.epsilon, self.delta)} for all releases: it costs a Renyi "
                 f"divergence of {rounded_up(price.divergence, 4)} of order "
-                f"{self.order} and a delta of {rounded_up(price.delta, 3)} of its own; "
+                f"{self.order} and a delta of {rounded_up(price.delta, 3)}, but only "
                 f"{rounded_down(left.divergence, 4)} and "
-                f"{rounded_down(left.delta, 3)} are left."
+                f"{rounded_down(left.delta, 3)} are left. Lower its epsilon or delta."
             )
         return after
 

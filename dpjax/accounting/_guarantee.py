@@ -81,7 +81,7 @@ class PrivacyGuarantee:
             _validate.require(False, "dp_event", self.dp_event, rule)
         check_event("dp_event", self.dp_event)
         counts = samples_of(self.dp_event).values()
-        rule = "of one release of a sample: compose its releases by `Sample.privacy`"
+        rule = "of one release per sample: compose several by `Sample.privacy`"
         _validate.require(max(counts, default=1) == 1, "dp_event", self.dp_event, rule)
 
     def __str__(self) -> str:
@@ -120,8 +120,8 @@ class PrivacyGuarantee:
         if num_samples is not None:
             _validate.count(num_samples=num_samples)
             rule = (
-                "None under ADD_OR_REMOVE_ONE, where neighbors differ in it: a record "
-                "that is blanked at a public number is REPLACE_SPECIAL"
+                "None under ADD_OR_REMOVE_ONE, where neighbors differ in this number: "
+                "if it is public and records are blanked, give REPLACE_SPECIAL"
             )
             is_fine = relation is not ADD_OR_REMOVE_ONE
             _validate.require(is_fine, "num_samples", num_samples, rule)
@@ -363,7 +363,8 @@ def delta_of(
 def check_relation(relation: NeighboringRelation) -> None:
     """Requires a relation of `dp_accounting`."""
     is_relation = isinstance(relation, NeighboringRelation)
-    _validate.require(is_relation, "relation", relation, "a NeighboringRelation")
+    rule = "a NeighboringRelation of dp_accounting, such as dpjax.REPLACE_ONE"
+    _validate.require(is_relation, "relation", relation, rule)
 
 
 _NEIGHBOURS = {

@@ -99,9 +99,9 @@ class Sampling:
         known = self.relation is REPLACE_ONE or (added and not sized)
         same = self.noise == "gaussian" or not (poisson or sized or bins)
         group = self.group_size == 1 or not (sized or bins)
-        both = "None with sampling_prob or batch_size: a record enters one of them"
+        both = "None with sampling_prob < 1 or batch_size: batches are drawn in one way"
         gain = "gaussian with sampled batches: no gain is proved for other noise"
-        single = "1 with num_bins or batch_size, whose gain is proved for one record; "
+        single = "1 with num_bins or batch_size, whose gain is proved for one record: "
         self._require(
             relation=(known, "REPLACE_ONE, or without batch_size ADD_OR_REMOVE_ONE"),
             num_samples=(not sized or num_samples is not None, "given with batch_size"),
@@ -109,11 +109,11 @@ class Sampling:
             num_bins=(not (bins and (poisson or sized)), both),
             sampling_prob=(not (sized and poisson), "1 with a batch_size"),
             noise=(same, gain),
-            group_size=(group, single + "PrivacyGuarantee.for_groups holds of all"),
+            group_size=(group, single + "for groups use PrivacyGuarantee.for_groups"),
         )
         if batch_size is not None and num_samples is not None:
             is_fine = batch_size <= num_samples
-            self._require(batch_size=(is_fine, f"at most {num_samples} records"))
+            self._require(batch_size=(is_fine, f"at most num_samples = {num_samples}"))
         strategy = self.strategy
         if strategy is None:
             most, apart = self.max_participations, self.min_separation
@@ -126,17 +126,17 @@ class Sampling:
         has_both = hasattr(strategy, "sensitivity") and hasattr(strategy, "num_bands")
         example = "one of dpjax.mechanisms, such as BandedToeplitz.square_root(...)"
         self._require(strategy=(has_both, example))
-        rule, bands = "the default with a strategy", strategy.num_bands
+        rule, bands = "left at its default with a strategy", strategy.num_bands
         is_short = self.num_steps <= strategy.num_steps
         self._require(
             num_samples=(num_samples is None, rule),
             num_bins=(not bins, rule),
             noise=(self.noise == "gaussian", rule),
             other_multiplier=(self.other_multiplier == math.inf, rule),
-            num_steps=(is_short, f"at most {strategy.num_steps}, as of {strategy}"),
+            num_steps=(is_short, f"at most {strategy.num_steps}, that of {strategy}"),
             group_size=(
                 self.group_size == 1 or not poisson,
-                "1 with a strategy and sampling_prob < 1: proved for one record",
+                "1 with a strategy and sampling_prob < 1, proved for one record alone",
             ),
             min_separation=(
                 bands <= self.min_separation or not poisson,

@@ -165,7 +165,7 @@ def gaussian_event(
     _validate.within(0.0, math.inf, noise_multiplier=noise_multiplier)
     run, scale = independent(Sampling(num_steps=1) if sampling is None else sampling)
     for name, default in {"other_multiplier": math.inf, "group_size": 1}.items():
-        value, rule = getattr(run, name), f"{default} for an event of these steps"
+        value, rule = getattr(run, name), f"{default} for an event of the steps alone"
         _validate.require(value == default, name, value, rule)
     return event_of(float(noise_multiplier) / scale, run)
 
@@ -180,7 +180,7 @@ def _calibrate(epsilon: float, delta: float, run: Sampling) -> float:
     if run.other_multiplier < math.inf:
         sampled = dataclasses.replace(run, other_multiplier=math.inf)
         least = epsilon_of_run(math.inf, delta, run)
-        rule = f"within the budget, {epsilon}: it alone costs {rounded_up(least, 4)}"
+        rule = f"larger: its epsilon, {rounded_up(least, 4)}, exceeds {epsilon}"
         is_fine = least <= epsilon
         _validate.require(is_fine, "other_multiplier", run.other_multiplier, rule)
         return _smallest(epsilon, delta, run, _calibrate(epsilon, delta, sampled))

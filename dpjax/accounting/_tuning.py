@@ -220,8 +220,8 @@ def mixture_epsilon(
     # Each run has one of the guarantees `bases`, by a draw that ignores the data (of a
     # candidate, for example). `law` is the distribution of K; see `tuning_epsilon`.
     rule = (
-        "the guarantee of independent runs, where these share a sample: search on the "
-        "sample, and pass the guarantee of the search to `Sample.privacy`"
+        "the guarantee of runs that do not share a sample: search on the sample, "
+        "and pass the guarantee of the search to `Sample.privacy`"
     )
     for base in bases:
         _validate.require(not samples_of(base.dp_event), "base", base, rule)

@@ -112,7 +112,7 @@ def one_run(
     for x, y in zip(*map(jax.tree.leaves, (data, neighbor)), strict=True):
         is_canary |= np.any(np.asarray(x != y).reshape(num_records, -1), axis=1)
     rule = "different from data in some record"
-    _validate.require(bool(is_canary.any()), "neighbor", neighbor, rule)
+    _validate.require(bool(is_canary.any()), "neighbor", "the same records", rule)
 
     # Coins mix the two data sets, and the release of the mixture must reveal the coins.
     coin_key, release_key = jax.random.split(key)

@@ -80,7 +80,7 @@ def as_pair(data: PyTree, neighbor: PyTree) -> tuple[PyTree, PyTree]:
     def kind(tree: PyTree) -> PyTree:
         return jax.tree.map(lambda x: f"{x.dtype}{list(x.shape)}", tree)
 
-    rule, given = f"of the data's kind {kind(data)}", kind(neighbor)
+    rule, given = f"of the shapes and dtypes of data, {kind(data)}", kind(neighbor)
     _validate.require(kind(data) == given, "neighbor", given, rule)
     return data, neighbor
 

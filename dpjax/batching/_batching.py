@@ -171,7 +171,7 @@ class Batching(abc.ABC):
     def _check(self, state: BatchState, data: PyTree, axes: tuple[str, ...]) -> None:
         """Raises `ValueError` unless `state` is of this batching and record count."""
         num_samples = _validate.leading_size(data, "data") * num_shares(axes)
-        rule = f"one that {self}.init returned"
+        rule = f"one that the method init of {self} returned"
         is_fine = isinstance(state, BatchState) and state.batching == self
         _validate.require(is_fine, "state", getattr(state, "batching", state), rule)
         rule = f"the {state.num_samples} records that the state was made for"

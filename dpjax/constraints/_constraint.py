@@ -72,7 +72,7 @@ class Constraint(abc.ABC):
         raise self._has_no("membership test")
 
     def _has_no(self, name: str) -> ValueError:
-        rule = f"constraint must be a set with a {name} in closed form"
+        rule = f"constraint must be a set with a {name} in closed form, such as L2Ball"
         return ValueError(f"{rule}, got {type(self).__name__}.")
 
     @abc.abstractmethod
@@ -177,7 +177,7 @@ def check_diameter(norm: str, num_coordinates: int) -> None:
 
 def check_coordinates(num_coordinates: int, expected: int) -> None:
     """Refuses a number of coordinates other than that of the set."""
-    rule = f"{expected}, the coordinates of the set"
+    rule = f"{expected}, the number of coordinates of the set"
     is_fine = num_coordinates == expected
     _validate.require(is_fine, "num_coordinates", num_coordinates, rule)
 
@@ -217,13 +217,13 @@ class Box(Constraint):
         shapes, rule = _shapes(self.lower), "a number or a pytree of arrays"
         _validate.require(bool(shapes[1]), "lower", self.lower, rule)
         is_fine = _shapes(self.upper) == shapes
-        _validate.require(is_fine, "upper", self.upper, "shaped as lower, leaf by leaf")
+        _validate.require(is_fine, "upper", self.upper, "a pytree shaped as lower")
         pairs = zip(*map(jax.tree.leaves, (self.lower, self.upper)), strict=True)
         for low, high in pairs:
             _validate.within(-LARGEST, LARGEST, lower=low, upper=high)
             if _validate.is_concrete(low) and _validate.is_concrete(high):
                 is_fine = bool(np.all(np.asarray(low) <= np.asarray(high)))
-                rule = f"nowhere below lower, {low!r}"
+                rule = f"at least lower, {low!r}, in every entry"
                 _validate.require(is_fine, "upper", high, rule)
 
     def project(self, params: PyTree) -> PyTree:
@@ -258,7 +258,7 @@ class Box(Constraint):
         """Returns a tree as a vector (d,), the map back, and both bounds as vectors."""
         vector, unflatten = flatten(tree, name)
         if not self._is_uniform():
-            rule = f"shaped as the bounds, {_shapes(self.lower)}"
+            rule = f"of the structure and shapes of the bounds, {_shapes(self.lower)}"
             is_fine = _shapes(tree) == _shapes(self.lower)
             _validate.require(is_fine, name, _shapes(tree), rule)
         bounds = [flatten(x, "bound")[0] for x in (self.lower, self.upper)]

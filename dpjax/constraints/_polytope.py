@@ -216,7 +216,7 @@ def halton_net(box: Box, num_coordinates: int, *, num_candidates: int) -> jax.Ar
     Reference:
         Halton (1960), "On the efficiency of certain quasi-random sequences".
     """
-    _validate.require(isinstance(box, Box), "box", box, "a Box")
+    _validate.require(isinstance(box, Box), "box", box, "a dpjax.constraints.Box")
     _validate.count(num_candidates=num_candidates)
     _validate.within(1, MOST_CANDIDATES, num_candidates=num_candidates)
     lower, upper = _bounding_box(box, num_coordinates)

@@ -177,7 +177,7 @@ class AdaptiveThreshold:
             numbers = np.asarray(thresholds)
             lower, upper = map(numbers.dtype.type, ends)  # rounds as `numbers` does
             is_fine = is_fine and bool(np.all((numbers >= lower) & (numbers <= upper)))
-        rule = f"a range that contains the first thresholds {thresholds}"
+        rule = f"a range that contains the first thresholds, {thresholds}"
         _validate.require(is_fine, "lower, upper", ends, rule)
 
     @property
@@ -255,7 +255,7 @@ class Measured(Estimator):
 
         def ratio(x, scale):
             x = as_float(x)
-            rule = f"() or {x.shape}, that of the leaf which they divide"
+            rule = f"() or {x.shape}, the shape of the leaf that they divide"
             is_fine = np.shape(scale) in ((), x.shape)
             _validate.require(is_fine, "the shape of scales", np.shape(scale), rule)
             return x / like(scale, x)
@@ -319,11 +319,11 @@ class Scaled:
     def __post_init__(self):
         """Requires an estimator with Gaussian noise, and scales in [1e-20, 1e30]."""
         base, leaves = self.estimator, jax.tree.leaves(self.scales)
-        rule = "one with Gaussian noise, such as Winsorization or Clipping"
+        rule = "a mean of bounded influences with Gaussian noise, such as Clipping(1.0)"
         is_fine = isinstance(base, Estimator) and base.limit is not None
         is_fine = is_fine and base.noise == "gaussian" and not base.groups_by_index
         _validate.require(is_fine, "estimator", base, rule)
-        _validate.require(bool(leaves), "scales", self.scales, "numbers, or a pytree")
+        _validate.require(bool(leaves), "scales", self.scales, "one number or more")
         for scale in leaves:
             _validate.within(SMALLEST, LARGEST, scales=scale)
 

@@ -293,7 +293,7 @@ class Grouped(NormBounded):
         groups = tuple(x if isinstance(x, str) else tuple(x) for x in groups)
         object.__setattr__(self, "groups", groups)
         shapes = {np.shape(x) for x in jax.tree.leaves(base)}
-        rule = f"one with numbers, or arrays of shape ({len(groups)},), one a group"
+        rule = f"one with numbers, or arrays of shape ({len(groups)},), one per group"
         _validate.require(shapes <= {(), (len(groups),)}, "estimator", base, rule)
 
     @property
@@ -361,7 +361,7 @@ class Grouped(NormBounded):
             _validate.require(bool(fitting), "groups", self.groups, rule)
             groups.append(index[max(fitting, key=len)])
         without = [x for i, x in enumerate(self.groups) if i not in groups]
-        rule = f"names of leaves, which are {names}: {without} have none"
+        rule = f"names or prefixes of the leaves {names}: {without} fit none of them"
         _validate.require(not without, "groups", self.groups, rule)
         return groups
 

@@ -135,10 +135,8 @@ class TrimmedMean(Estimator):
 
     def influence(self, sample: PyTree) -> NoReturn:
         """Raises `ValueError`: whether a sample is trimmed depends on all samples."""
-        raise ValueError(
-            f"estimator must be a mean of influences here, got {self!r}, which needs "
-            "all samples at once."
-        )
+        rule = "a mean of influences (this one needs all samples at once)"
+        raise ValueError(f"estimator must be {rule}, got {self!r}.")
 
     @property
     def limit(self) -> Scalar:
@@ -148,7 +146,7 @@ class TrimmedMean(Estimator):
     def _sensitivity(self, num_samples, num_coordinates, relation, rounded):
         """Returns linf = upper - lower, plus 4·2^-24 limit for rounding the bounds."""
         del num_samples, rounded  # the range holds for every n, and is rounded always
-        rule = "REPLACE_ONE: a trimmed mean has no row to mask"
+        rule = "REPLACE_ONE with TrimmedMean, which cannot leave out a row"
         _validate.require(relation is REPLACE_ONE, "relation", relation, rule)
         linf = (self.upper - self.lower) + 4 * ROUNDOFF * self.limit
         l2 = math.sqrt(num_coordinates) * linf
@@ -171,8 +169,8 @@ class TrimmedMean(Estimator):
         del num_samples, num_coordinates
         _validate.positive(noise_multiplier=noise_multiplier)
         rule = (
-            "one that takes masks: a trimmed mean is for batches that are fixed by "
-            "index, without a mask, under replace-one"
+            "one that takes masks, such as Truncation(1.0): a trimmed mean needs "
+            "batches that are fixed by index, without a mask, and REPLACE_ONE"
         )
         is_fine = relation is REPLACE_ONE and not is_sampled
         _validate.require(is_fine, "estimator", self, rule)
@@ -277,7 +275,7 @@ class TrimmedMean(Estimator):
 
     def _no_padding(self, stream):
         mask = stream.is_padding_example
-        rule = f"None with {self}: every row has its place in the order"
+        rule = f"None with {self}, which needs every row"
         _validate.require(mask is None, "is_padding_example", mask, rule)
 
     def _mean(self, middle_sum, num_kept):

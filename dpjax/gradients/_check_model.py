@@ -226,8 +226,8 @@ def _of_statistics(loss_fn: LossFn) -> Iterator[str]:
         if (statistics := running_statistics(value)) is not None:
             yield (
                 f"loss_fn closes over {name}, which holds {statistics} of BatchNorm: "
-                "it must be fixed and public, and BatchNorm be evaluated with it "
-                "(use_running_average=True, inference=True)."
+                "these must be fixed and public, and BatchNorm must be evaluated with "
+                "them (use_running_average=True, inference=True)."
             )
 
 
@@ -238,8 +238,8 @@ def _of_program(program: core.ClosedJaxpr) -> Iterator[str]:
         yield f"loss_fn must return one real scalar for an example, got {kinds}."
     if _draws_alike(program.jaxpr, set()):
         yield (
-            "loss_fn draws from a key that is the same for all examples, as one that "
-            "it closes over: dropout then drops the same units of all. Put a key for "
+            "loss_fn draws from a key that is the same for all examples, such as one "
+            "that it closes over: dropout drops the same units for all. Put a key for "
             "each example into the batch, new in every step."
         )
     if program.effects:

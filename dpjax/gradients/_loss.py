@@ -41,8 +41,8 @@ INDICES = {
 AT_ONCE = 64  # records of a user that are differentiated together; the others wait
 MEANING = (
     "as many rows as there are examples. If these are records, one of them moves the "
-    "gradients of all others, and no clipping bounds that: let the pairs be the "
-    "records. If they are public, nothing is wrong."
+    "gradients of all others, and no clipping bounds that: pass the rows in the batch, "
+    "each with its own example. If they are public, nothing is wrong."
 )
 
 _BATCH_NORM = (
@@ -333,9 +333,9 @@ def refuse_collectives(jaxpr: core.Jaxpr, own: frozenset[Any] = frozenset()) -> 
     a `jax.shard_map` inside the loss are allowed: its devices share one example.
     """
     rule = (
-        "the loss of one example, without collectives; nor may it have, or let JAX "
-        "take, a derivative by an array that it closes over and that is the same on "
-        "all devices: put that into params or the batch"
+        "the loss of one example, without collectives over mesh axes (JAX adds one to "
+        "a derivative by an array that loss_fn closes over and that is the same on all "
+        "devices: put such an array into params or the batch)"
     )
     for equation in jaxpr.eqns:
         params, kind = equation.params, equation.primitive.name

@@ -100,8 +100,8 @@ def by_user(
     _validate.choice(UserGradient, user_gradient=user_gradient)
     _validate.count(num_users=num_users, records_per_user=records_per_user)
     axes = manual_axes_of(records)
-    rule = "those of all devices, laid out before `jax.shard_map` deals out the users"
-    _validate.require(not axes, "records", f"those of one device of {axes}", rule)
+    rule = "those of all devices: call by_user before jax.shard_map, which shards users"
+    _validate.require(not axes, "records", f"shards over the mesh axes {axes}", rule)
     ids = within_range(user_ids, num_users)
     return _laid_out(num_users, records_per_user, user_gradient, records, ids)
 
@@ -194,10 +194,10 @@ def stream_of_users(
     """
     user_ids, num_users, records_per_user, user_gradient = users
     rule = (
-        "of a batch on one device: to spread users, lay them out by "
-        "dpjax.gradients.by_user"
+        "of a batch on one device: to shard users over devices, lay their records out "
+        "by dpjax.gradients.by_user"
     )
-    _validate.require(not axes, "user_ids", f"those of a batch over {axes}", rule)
+    _validate.require(not axes, "user_ids", f"shards over the mesh axes {axes}", rule)
     _validate.mask(is_padding_example, rows.num_rows)
     spans = UserSpans.of(user_ids, rows.num_rows, is_padding_example, num_users)
     size = min(records_per_user or rows.num_rows, rows.num_rows)

@@ -158,7 +158,7 @@ class LogLink(LinearLoss):
             min_mean=self.min_mean, max_target=self.max_target, max_mean=self.max_mean
         )
         low, high, y, p = self.min_mean, self.max_mean, self.max_target, self.power
-        _validate.require(low <= high, "min_mean", low, "at most the largest mean")
+        _validate.require(low <= high, "min_mean", low, f"at most max_mean = {high}")
         # The derivative increases in eta and decreases in y: the ends bound it.
         slopes = (y * m ** (1 - p) + m ** (2 - p) for m in (low, high))
         bends = [

@@ -123,7 +123,7 @@ def laplace(
     check(key, value)
     if norm == "l1":
         return _noisy(_samplers.laplace, key, value, scale)
-    rule = "one whole array with the l2 norm, which is that of all entries"
+    rule = "one array, not sharded, if norm is l2 (the norm of all entries)"
     leaves = jax.tree.leaves(value)
     is_whole = len(leaves) == 1 and not varying_axes(leaves[0])
     _validate.require(is_whole, "value", jax.tree.structure(value), rule)
@@ -137,7 +137,7 @@ def check(key: Key, value: PyTree) -> None:
     for leaf in jax.tree.leaves(value):
         dtype = jnp.result_type(leaf)
         is_float = jnp.issubdtype(dtype, jnp.floating)
-        _validate.require(is_float, "value", dtype, "of floating point in every leaf")
+        _validate.require(is_float, "value", dtype, "floating point in every leaf")
 
 
 def as_float32(value: PyTree) -> PyTree:

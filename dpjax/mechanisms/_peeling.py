@@ -77,9 +77,9 @@ def peeling(
     shape, dtype = jnp.shape(vector), jnp.result_type(vector)
     is_fine = len(shape) == 1 and jnp.issubdtype(dtype, jnp.floating)
     given = jax.ShapeDtypeStruct(shape, dtype)
-    _validate.require(is_fine, "vector", given, "a vector of floating point")
+    _validate.require(is_fine, "vector", given, "an array of floats with one axis")
     _validate.count(sparsity=sparsity)
-    rule = f"at most the vector's size {shape[0]}"
+    rule = f"at most {shape[0]}, the size of vector"
     _validate.require(sparsity <= shape[0], "sparsity", sparsity, rule)
     _validate.choice(PeelingNoise, noise=noise)
     _validate.non_negative(selection_scale=selection_scale)

@@ -147,7 +147,7 @@ def _choose(
         index = jax.ShapeDtypeStruct((), jnp.int32)
         _check_scores(jax.eval_shape(scores, index), num_shares(axes) * num_chunks)
         return _scan(sampler, axes, key, scores, num_chunks, epsilon, sensitivity_range)
-    rule = "None where scores are an array"
+    rule = "None where scores is an array; it is for scores that are a function"
     _validate.require(num_chunks is None, "num_chunks", num_chunks, rule)
     _check_scores(scores, num_shares(axes))
     if not axes:
@@ -158,7 +158,7 @@ def _choose(
 def _check_scores(scores, num_chunks) -> None:
     """Refuses scores of a chunk that are not a vector of floats, or are too many."""
     shape, dtype = jnp.shape(scores), jnp.result_type(scores)
-    rule = "a vector of floating point, with 1 to 2^31 - 1 candidates in all"
+    rule = "an array of floats with one axis, and 1 to 2^31 - 1 candidates in all"
     is_fine = len(shape) == 1 and 1 <= num_chunks * shape[0] < 2**31
     is_fine = is_fine and jnp.issubdtype(dtype, jnp.floating)
     _validate.require(is_fine, "scores", jax.ShapeDtypeStruct(shape, dtype), rule)

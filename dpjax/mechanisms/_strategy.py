@@ -346,7 +346,7 @@ class BufferedToeplitz(Toeplitz):
 def _check_bands(num_steps: int, num_bands: int) -> None:
     _validate.count(num_steps=num_steps, num_bands=num_bands)
     is_fine = num_bands <= num_steps
-    _validate.require(is_fine, "num_bands", num_bands, f"at most {num_steps} steps")
+    _validate.require(is_fine, "num_bands", num_bands, f"at most {num_steps=}")
 
 
 @contextlib.contextmanager
@@ -361,7 +361,7 @@ def _settings_of_jax_privacy():
             yield
     except ImportError as why:
         raise ImportError(
-            'jax_privacy computes optimal strategies: pip install "dpjax[correlated]"'
+            'optimal strategies need jax_privacy: pip install "dpjax[correlated]"'
         ) from why
 
 

@@ -103,7 +103,7 @@ class SecureSum:
         test_only_random_bytes: RandomBytes | None = None,
     ):
         """Exchanges signed public keys with all parties. Arguments: see the class."""
-        rule = "given with fingerprints, one of which is its own"
+        rule = "given with fingerprints, which hold the fingerprint of this identity"
         is_fine = identity is not None or fingerprints is None
         _validate.require(is_fine, "identity", identity, rule)
         identity = os.urandom(32) if identity is None else identity
@@ -156,7 +156,7 @@ class SecureSum:
             is_count = isinstance(value, int) and value >= 0
             _validate.require(is_count, name, value, "an integer, 0 or above")
         shares = num_parties - max_colluding - max_dropouts
-        rule = f"below {num_parties}, so that someone adds noise that no colluder knows"
+        rule = f"below {num_parties}, so that one party adds noise no colluder knows"
         _validate.require(shares >= 1, " + ".join(threats), num_parties - shares, rule)
         return shares
 
@@ -205,7 +205,7 @@ class SecureSum:
         if differs.any():
             names = [name for i, name in enumerate(own) if differs[:, i].any()]
             different = np.flatnonzero(differs.any(axis=1)).tolist()
-            raise PartyError(different, f"other {', '.join(names)} than party 0")
+            raise PartyError(different, f"other {', '.join(names)} than party 0 has")
         return [int.from_bytes(each[:_COUNT_BYTES], "little") for each in messages]
 
     def __call__(
@@ -290,7 +290,7 @@ class PairwiseMasks:
                 peer = X25519PublicKey.from_public_bytes(public_key)
                 shared = self._secret.exchange(peer)
             except ValueError as error:
-                raise ValueError(f"public key of party {party}: {error}") from None
+                raise ValueError(f"bad public key of party {party}: {error}") from None
             info = b"dpjax pairwise mask %d %d" % tuple(sorted((party, self._party)))
             self._keys.append(HKDF(SHA256(), 32, salt, info).derive(shared))
 

@@ -171,7 +171,7 @@ class _Additive(LinearEstimator):
         _validate.probability(alpha=alpha)
         errors, correlations = self._errors, self._correlations
         if errors is None or correlations is None:
-            raise ValueError("intervals must be True at the fit, got False.")
+            raise ValueError("intervals must be True before fit, got False.")
         for name, place in self._places():
             grid, values = shapes[name]
             if isinstance(place, slice):
@@ -332,7 +332,7 @@ class DPAdditiveRegressor(_Additive, WithExposure):
             logarithms = scores + math.log(self._unit.scale)
             return self._means(logarithms, self._unit, exposure)
         if exposure is not None:
-            raise ValueError("exposure must be left out, because the fit had none.")
+            raise ValueError("exposure must be None: the model was fitted without it.")
         return scores * self._unit.scale + self._unit.center
 
     @property

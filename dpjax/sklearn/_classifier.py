@@ -88,7 +88,7 @@ class Classifier(ClassifierMixin, _linear.LinearEstimator):
         checked = super()._check(X)
         is_plain = not getattr(self, "intervals", False)
         is_pair = self.classes is not None and len(_labels.declared(self.classes)) == 2
-        rule = "a list of two labels if there are to be intervals"
+        rule = "a list of two labels if intervals is True"
         _validate.require(is_pair or is_plain, "classes", self.classes, rule)
         return checked
 

@@ -248,7 +248,7 @@ class WithIntervals(LinearEstimator):
         check_is_fitted(self)
         _validate.probability(alpha=alpha)
         if self.bse_ is None:
-            raise ValueError("intervals must be True at the fit, got False.")
+            raise ValueError("intervals must be True before fit, got False.")
         return np.append(self.coef_, self.intercept_), self.bse_
 
 

@@ -63,7 +63,7 @@ def in_unit(
         low, high = ends = _tables.interval("target_range", model.target_range)
         unit = Unit((low + high) / 2, (high - low) / 2, 0.0)
         if is_amount:
-            rule = "one that reaches above zero"
+            rule = "a pair (low, high) with high above zero"
             _validate.require(high > 0, "target_range", ends, rule)
             low = max(low, 0.0)
             if offsets is not None:
@@ -140,7 +140,7 @@ class Regressor(RegressorMixin, _linear.LinearEstimator):
         features, epsilon, delta, key = self._check(X)
         loss = self._loss()
         if exposure is not None and not loss.has_log_link:
-            raise ValueError("exposure must be left out with a loss without log link.")
+            raise ValueError("exposure must be None with a loss without log link.")
         targets, weights = targets_of(self, y, sample_weight, features)
         self._largest, offsets = None, None
         if exposure is not None:
@@ -391,7 +391,7 @@ class WithExposure(Regressor):
         if exposure is None:
             return means / (self._largest or 1.0)
         if self._largest is None:
-            raise ValueError("exposure must be left out, because the fit had none.")
+            raise ValueError("exposure must be None: the model was fitted without it.")
         return means * _tables.shares_of(exposure, self._largest, means)
 
 

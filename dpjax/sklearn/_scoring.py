@@ -97,7 +97,7 @@ def score_privately(
         unit, (loss, name, known, predict) = None, _of_classes(model, baseline, targets)
     else:
         unit = _scale_of(model) if scale is None else scale
-        rule = "given in the units of y, because this model has none of its own"
+        rule = "given in the units of y, because this model has no scale of its own"
         _validate.require(unit is not None, "scale", scale, rule)
         _validate.positive(scale=unit)
         unit = float(unit or 1.0)
@@ -170,7 +170,7 @@ def _loss_of(model: Any) -> tuple[losses.LinearLoss, str]:
 
 def _shares(exposure: Any, model: Any, baseline: Any, y: np.ndarray) -> np.ndarray:
     """Requires models fitted with an exposure, and returns (n,) relative exposures."""
-    rule = "an estimator that was fitted with an exposure, where exposure is given"
+    rule = "an estimator that was fitted with an exposure, if exposure is given"
     for name, estimator in {"model": model, "baseline": baseline or model}.items():
         is_fine = getattr(_last(estimator), "_largest", None) is not None
         _validate.require(is_fine, name, estimator, rule)

@@ -106,7 +106,7 @@ def names_of(X: Any) -> list[Any]:
         return list(range(array.shape[1] if array.ndim == 2 else 0))
     names = [*getattr(X, "column_names", X.columns)]
     is_fine = len({*names}) == len(names)
-    _validate.require(is_fine, "X", names, "of columns of distinct names")
+    _validate.require(is_fine, "X", names, "a table whose columns have distinct names")
     is_named = all(isinstance(name, str) for name in names)
     return names if is_named else list(range(len(names)))
 
@@ -130,7 +130,7 @@ def categories_of(given: Any, X: Any) -> dict[Any, np.ndarray]:
     if isinstance(given, Mapping):
         names = names_of(X)
         for name in given:
-            rule = f"of columns among {names}"
+            rule = f"a mapping from columns of X, {names}"
             _validate.require(name in names, "categorical_features", name, rule)
         return {
             name: _labels.declared(given[name], f"categorical_features[{name!r}]")
@@ -297,7 +297,7 @@ def ranges_of(model: Any) -> tuple[np.ndarray, np.ndarray]:
     low, high = np.full((2, len(names)), np.nan)
     if isinstance(given, Mapping):
         for name, ends in given.items():
-            rule = f"of columns among {names}"
+            rule = f"a mapping from columns of X, {names}"
             _validate.require(name in names, "feature_ranges", name, rule)
             index = names.index(name)
             low[index], high[index] = interval(f"feature_ranges[{name!r}]", ends)

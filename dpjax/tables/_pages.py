@@ -123,7 +123,7 @@ def figures() -> Any:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        message = 'a plot needs matplotlib: pip install "dpjax[experiments]"'
+        message = 'plots need matplotlib: pip install "dpjax[experiments]"'
         raise ImportError(message) from error
     return Figure
 

@@ -97,7 +97,7 @@ def chain(*transforms: optax.GradientTransformation) -> PrivateMean:
     )
     _validate.require(isinstance(mean, PrivateMean), "transforms[0]", mean, rule)
     for i, transform in enumerate(rest, start=1):
-        rule = "post-processing of a mean: the first transformation has left no samples"
+        rule = "post-processing: after the first transformation no samples are left"
         is_fine = not isinstance(transform, PrivateMean)
         _validate.require(is_fine, f"transforms[{i}]", transform, rule)
     mean = cast(PrivateMean, mean)

@@ -256,7 +256,7 @@ def peel(
 
     def init(params):
         size = num_coordinates(params)
-        rule = f"at most the {size} entries of params"
+        rule = f"at most the number of entries of params, {size}"
         _validate.require(sparsity <= size, "sparsity", sparsity, rule)
         return KeyState.of(key)
 

@@ -221,10 +221,8 @@ def privatize(
     _validate.typed_key(key)
     _validate.bounded_estimator(bounded)
     is_steady = adaptive is None and bounded.noise == "gaussian"
-    rule = (
-        f"a strategy of dpjax.mechanisms, and None with {inner} unless its noise is "
-        "Gaussian, of one stddev in every step"
-    )
+    only_none = f"None with {inner}, whose noise has no fixed stddev"
+    rule = "a strategy of dpjax.mechanisms, or None" if is_steady else only_none
     is_fine = noise is None or (isinstance(noise, Strategy) and is_steady)
     _validate.require(is_fine, "noise", noise, rule)
     # Rejects arguments for which the estimator has no noise, before any data.
@@ -349,8 +347,8 @@ def _smooth_mean(estimator, rho, stream, *, normalize_by, axis_name):
     mask = stream.is_padding_example
     is_fine = mask is None and normalize_by in (None, num_samples)
     rule = (
-        f"None, and normalize_by the number of rows, with {estimator}: every row has "
-        "its place in the order"
+        f"None, and normalize_by the number of rows, with {estimator}, which needs "
+        f"every row (here normalize_by = {normalize_by})"
     )
     _validate.require(is_fine, "is_padding_example", mask, rule)
     noise = calibrate_smooth_noise(
@@ -532,7 +530,7 @@ def refuse_wrappers(tree: PyTree) -> None:
 
 def require_params(params: Any) -> None:
     """Requires that params were given, which are optional in an optax update."""
-    rule = "given to update, as optax asks"
+    rule = "given to update, as in update(updates, state, params)"
     _validate.require(params is not None, "params", params, rule)
 
 

@@ -79,8 +79,8 @@ def scale_by_dp_adam(
         """Returns Adam's step, with noise variance taken off squared gradients."""
         del params, extra_args
         rule = (
-            "known: put scale_by_dp_adam right after privatize in dpjax.chain, which "
-            "passes it, but not with a strategy or TrimmedMean"
+            "given: put scale_by_dp_adam right after privatize in dpjax.chain, which "
+            "passes it, unless privatize has a strategy or TrimmedMean"
         )
         _validate.require(noise_stddev is not None, "noise_stddev", noise_stddev, rule)
         stddev = broadcast(noise_stddev, updates, "noise_stddev")
@@ -233,7 +233,7 @@ def average_params(state: Any) -> PyTree:
 
     states = [*filter(is_average, jax.tree.leaves(state, is_leaf=is_average))]
     kinds = [type(x).__name__ for x in states]
-    rule = "a state with exactly one average_iterates"
+    rule = "the state of an optimizer with exactly one average_iterates"
     _validate.require(len(states) == 1, "state", kinds, rule)
     return states[0].mean_iterate
 

@@ -102,12 +102,12 @@ def dp_select(
     _validate.positive(epsilon=epsilon)
     _validate.delta(delta)
     _validate.count(num_parallel=num_parallel)
-    _validate.require(isinstance(score, Score), "score", score, "a Score")
+    _validate.require(isinstance(score, Score), "score", score, "a dpjax.tuning.Score")
     law = TrialCount(distribution, mean_trials)
-    rule = f"given where {distribution} may make no run"
+    rule = f"given with distribution {distribution!r}, which may make no run"
     _validate.require(law.is_truncated or default is not None, "default", default, rule)
     runs = Runs(train_fn, candidates, score)
-    rule = "None with a checkpoint, which identifies a search by tracing it"
+    rule = "None with a checkpoint, for which the runs are traced"
     _validate.require(checkpoint is None or privacy is None, "privacy", privacy, rule)
     guarantees = runs.guarantees(key) if privacy is None else [privacy]
     released = _released_guarantee(guarantees, score, epsilon, delta, law)
@@ -149,7 +149,7 @@ def _released_guarantee(
         price = max(prices)
     rule = (
         f"at least {rounded_up(price, 6)}, the cost of the search at delta = {delta}: "
-        "accounting.tuning_budget is the budget of a run and its score"
+        "take the budget of a run and its score from accounting.tuning_budget"
     )
     _validate.require(price <= epsilon, "epsilon", epsilon, rule)
     unknown = {"dp_event": UnsupportedDpEvent(), "relation": relation}
@@ -327,8 +327,8 @@ class Runs:
                 solution, value = jax.eval_shape(run, *inputs, key)
             except (jax.errors.JAXTypeError, jax.errors.JAXIndexError) as why:
                 raise ValueError(
-                    "train_fn must be traceable, with a list for candidates that are "
-                    "Python values, or privacy given, the guarantee of every run."
+                    "train_fn must be traceable by JAX. Give candidates that are "
+                    "Python values in a list, or give privacy, the guarantee of a run."
                 ) from why
             _validate.require(value.shape == (), "score.fn(...)", value, "a scalar")
             results.append(solution.privacy)

@@ -183,7 +183,7 @@ def _smooth(
     is_fine = isinstance(smooth, Sequence | np.ndarray) and not isinstance(smooth, str)
     _validate.require(is_fine, "smooth", smooth, "a sequence of indices of columns")
     bent = tuple(column_index("smooth", index, num_columns) for index in smooth)
-    rule = "of different columns, without the intercept's"
+    rule = "indices of different columns, without the intercept's"
     is_fine = len(set(bent)) == len(bent) and intercept not in bent
     _validate.require(is_fine, "smooth", smooth, rule)
     return bent
@@ -332,7 +332,7 @@ def _chosen_terms(
 
     if _validate.is_concrete(choice.which):
         return final(key, int(choice.which))
-    rule = "without a callback under jit or vmap, where a release says what is fitted"
+    rule = "without a callback under jit or vmap, where a release chooses the model"
     _validate.require(execution.callback is None, "execution", execution, rule)
     # Only one of these models is released, so that they may share their noise.
     last = 1 if choice.rare is None else 1 + len(choice.rare)

@@ -46,7 +46,7 @@ def on_sample(
         _validate.count(max_records=max_records)
     if max_records is None or max_records >= num_samples:
         return None
-    rule = "given with max_records: a noise multiplier is of one fit"
+    rule = "given with max_records, instead of noise_multiplier"
     _validate.require(epsilon is not None, "epsilon", epsilon, rule)
     sizes: dict[str, Any] = {"num_samples": num_samples, "sample_size": max_records}
     own_epsilon, own_delta = sample_budget(float(epsilon or 0), delta, **sizes)
@@ -73,9 +73,9 @@ def per_record(
             return cast(Any, np.full(targets.shape, default, targets.dtype))
         return jnp.full_like(targets, default)
     array = jnp.asarray(with_auto_axes(arrays(values)))
-    rule = f"one real number for each of {len(targets)} rows"
+    rule = f"real numbers of shape {targets.shape}, one for each row"
     is_fine = array.shape == targets.shape and not jnp.iscomplexobj(array)
-    _validate.require(is_fine, name, array.shape, rule)
+    _validate.require(is_fine, name, f"{array.dtype}{list(array.shape)}", rule)
     return array.astype(targets.dtype)
 
 

@@ -211,7 +211,8 @@ def checked(
     """
     model = named(loss)
     is_fine = model.is_convex and math.isfinite(model.curvature_bound)
-    _validate.require(is_fine, "loss", loss, "a convex loss of bounded curvature")
+    rule = "a convex loss of bounded curvature, such as 'squared' or 'huber'"
+    _validate.require(is_fine, "loss", loss, rule)
     is_fine = isinstance(data, tuple | list) and len(data) == 2
     _validate.require(is_fine, "data", type(data), "a pair (features, targets)")
     features, targets = with_auto_axes(linear_data(*data))
@@ -227,13 +228,11 @@ def checked(
             or isinstance(model, Huber)
             or (isinstance(model, LogLink) and model.power in (1, 2))
         )
-        rule = (
-            "squared, logistic, Huber, Poisson or gamma, if there are to be intervals"
-        )
+        rule = "squared, logistic, Huber, Poisson or gamma if intervals is True"
         _validate.require(has_intervals, "loss", loss, rule)
-        rule = "None if there are to be intervals: they would not count the choice"
+        rule = "None if intervals is True: intervals would not count the choice"
         _validate.require(max_features is None, "max_features", max_features, rule)
-        rule = "one or more beside the intercept, if there are to be intervals"
+        rule = "one or more beside the intercept if intervals is True"
         shown = f"{table.num_features} beside the intercept"
         _validate.require(table.num_features > 0, "features", shown, rule)
     return table

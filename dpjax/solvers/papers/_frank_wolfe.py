@@ -307,7 +307,7 @@ def checked_num_steps(
     if num_steps is None:
         return min(num_samples, max(1, math.floor((num_samples * epsilon) ** power)))
     _validate.count(num_steps=num_steps)
-    rule = f"at most the {num_samples} samples"
+    rule = f"at most the number of samples, {num_samples}"
     _validate.require(num_steps <= num_samples, "num_steps", num_steps, rule)
     return num_steps
 
@@ -322,7 +322,7 @@ def _check_start(constraint: VertexConstraint, params: PyTree) -> None:
     if all(map(_validate.is_concrete, numbers)):
         with jax.ensure_compile_time_eval():  # under jit of the key or the data, too
             is_inside = bool(constraint.contains(params))
-        _validate.require(is_inside, "params", params, f"in {constraint}")
+        _validate.require(is_inside, "params", params, f"a point of {constraint}")
 
 
 def _best_estimator(

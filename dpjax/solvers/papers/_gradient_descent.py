@@ -211,7 +211,7 @@ def robust_gradient_descent(
     # uses epsilon = 1 and delta = 1e-5.
     budget = {"epsilon": 1.0, "delta": 1e-5}
     batches = _batches(data, num_steps, batching, execution, budget)
-    rule = f"given where batches are drawn, as by {batching}"
+    rule = f"given with {batching}, which draws batches by it"
     _validate.require(key is not None or not batches.is_sampled, "key", key, rule)
     key = jax.random.key(0) if key is None else key  # nothing is drawn with it
     check_key_of_rows(key, data)
@@ -316,7 +316,7 @@ def dp_multiparty_gradient_descent(
         _validate.count(num_steps=num_steps)
     check_execution(execution, "None: a round of several parties cannot be resumed")
     is_fine = isinstance(secure_sum, SecureSum)
-    _validate.require(is_fine, "secure_sum", secure_sum, "a SecureSum")
+    _validate.require(is_fine, "secure_sum", secure_sum, "a dpjax.parties.SecureSum")
     data = arrays(data)
     num_mine = _validate.leading_size(data, "data")
     schedule = learning_rate if callable(learning_rate) else None

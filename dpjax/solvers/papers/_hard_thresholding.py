@@ -311,7 +311,7 @@ def check_sparsity(sparsity: int, params: PyTree) -> None:
     """Requires 1 <= sparsity <= the number of entries of params."""
     _validate.count(sparsity=sparsity)
     num_params = num_coordinates(params)
-    rule = f"at most the {num_params} entries of the parameters"
+    rule = f"at most the number of parameters, {num_params}"
     _validate.require(sparsity <= num_params, "sparsity", sparsity, rule)
 
 

@@ -202,7 +202,7 @@ class Theory(NamedTuple):
         is_fine = 2 <= moment_order < math.inf
         _validate.require(is_fine, "moment_order", moment_order, rule)
         bound = moment_bound ** (1 / moment_order)
-        rule = "such that its root of moment_order is between 1e-9 and 1e20"
+        rule = "such that moment_bound^(1 / moment_order) is between 1e-9 and 1e20"
         _validate.require(1e-9 <= bound <= 1e20, "moment_bound", moment_bound, rule)
         if delta > 0:
             multiplier = noise_multiplier(epsilon, delta, Sampling(num_steps=1))
@@ -237,8 +237,8 @@ def check_size(relative_risk: Callable[[int], float], data: Any) -> int:
         enough = math.ceil(1.1 * enough)
     if enough > num_samples:
         raise ValueError(
-            "data must have enough records that the theorem is better than the center "
-            f"of the ball, here about {enough}, got {num_samples}."
+            f"data must have about {enough} records or more, so that the theorem is "
+            f"better than the center of the ball, got {num_samples}."
         )
     return num_samples
 
@@ -298,7 +298,7 @@ def phases_of(
         enough = math.ceil(3 * (3 + 2 * smoothness / strength))
         steps = enough if num_steps is None else num_steps
         _validate.count(num_steps=steps)
-        rule = f"given where smoothness and diameter ask for {steps} steps"
+        rule = f"given and below 2^31: smoothness and diameter ask for {enough}"
         _validate.require(steps < 2**31, "num_steps", num_steps, rule)
         phases.append(Phase(size, clip_norm(theory, size), strength, steps))
     return phases

@@ -103,7 +103,7 @@ def dp_multiparty_objective_perturbation(
     check_budget(epsilon, delta)
     loss = checked_loss(loss, regularization)
     is_fine = isinstance(secure_sum, SecureSum) and secure_sum.max_dropouts == 0
-    _validate.require(is_fine, "secure_sum", secure_sum, "a SecureSum without dropouts")
+    _validate.require(is_fine, "secure_sum", secure_sum, "a SecureSum(max_dropouts=0)")
     check_data(features, labels)
     num_features, dtype = features.shape[1], released_dtype(features)
     settings = {

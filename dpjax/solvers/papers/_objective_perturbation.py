@@ -215,7 +215,7 @@ def check_data(features: jax.Array, labels: jax.Array) -> None:
         is_fine = hasattr(array, "dtype") and array.ndim == num_axes and array.size > 0
         is_fine = is_fine and any(jnp.issubdtype(array.dtype, kind) for kind in kinds)
         shown = getattr(array, "aval", type(array).__name__)
-        rule = f"a real array of {num_axes} axes, not empty"
+        rule = f"a real array of ndim {num_axes}, not empty"
         _validate.require(is_fine, name, shown, rule)
     _validate.leading_size((features, labels), "features and labels")
 

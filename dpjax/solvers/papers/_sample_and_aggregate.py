@@ -102,7 +102,7 @@ def dp_sample_and_aggregate(
     _validate.positive(spread=spread)
     data = gathered(arrays(data))
     subsets = _Subsets(_validate.leading_size(data, "data"), num_subsets, overlap)
-    rule = f"at most overlap times the {subsets.num_samples} records"
+    rule = f"at most {overlap=} times the {subsets.num_samples} records"
     is_fine = subsets.per_order <= subsets.num_samples
     _validate.require(is_fine, "num_subsets", num_subsets, rule)
     template = _template(fit_fn, data, subsets, center, vectorize)
@@ -166,7 +166,7 @@ def _template(
     # It is `center`, or zeros for None. Shapes and dtypes are those of a result, from
     # tracing fit_fn, or from center without vectorize; not from data.
     if not vectorize:
-        rule = "given if vectorize is false"
+        rule = "given if vectorize is False, with the shapes of a result of fit_fn"
         _validate.require(center is not None, "center", center, rule)
         return jax.tree.map(jnp.asarray, center)
 

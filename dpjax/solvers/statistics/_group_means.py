@@ -126,7 +126,7 @@ def dp_group_means(
     low, high = bounds or (-_LARGEST, _LARGEST)
     middle, reach = low / 2 + high / 2, high / 2 - low / 2
     is_fine = low >= -_LARGEST and high <= _LARGEST and reach > _NARROWEST * abs(middle)
-    rule = f"two increasing numbers within {_LARGEST:g} that float32 tells apart"
+    rule = f"(low, high) within {_LARGEST:g}, apart by more than 2^-19 of their middle"
     _validate.require(is_fine, "bounds", bounds, rule)
     multiplier, privacy = one_gaussian(epsilon, delta, samples.size)
     count_key, mean_key, quantile_key = _keys.split(key, 3)

@@ -126,7 +126,7 @@ def dp_mean(
     check_budget(epsilon, delta)
     check_key_of_rows(key, samples)
     _validate.choice(MeanMethod, method=method)
-    rule = "left out with an estimator"
+    rule = "'clipped', the default, with an estimator"
     _validate.require(estimator is None or method == "clipped", "method", method, rule)
     samples = with_auto_axes(arrays(samples))
     num_samples = _validate.leading_size(samples, "samples")
@@ -149,8 +149,8 @@ def dp_mean(
     shares = Shares.of(rows.shape, multiplier)
     stats: dict[str, Scalar] = {"noise_multiplier": multiplier}
     if method == "geometric_median":
-        rule = "at least two numbers each; the median of one is that of `dp_quantile`"
-        _validate.require(rows.shape[1] > 1, "samples", samples, rule)
+        rule = "of two or more numbers each; for the median of one call `dp_quantile`"
+        _validate.require(rows.shape[1] > 1, "samples", rows.shape, rule)
         # The steps get the share that a mean spends on squares.
         shares = shares._replace(squares=0.0, mean=shares.mean + shares.squares)
         multipliers = shares.multipliers(multiplier)

@@ -302,7 +302,7 @@ def _preference(sizes: jax.Array, most: Scalar, scale: Scalar) -> jax.Array:
 def checked_samples(samples: ArrayLike, *, num_axes: int) -> jax.Array:
     """Returns samples as floats with `num_axes` axes, gathered from all devices."""
     x = jnp.asarray(gathered(arrays(samples)))
-    rule = f"a real array with {num_axes} axes and at least one entry"
+    rule = f"a real array of ndim {num_axes} with 1 to 2^31 - 1 entries"
     is_fine = x.ndim == num_axes and 0 < x.size < 2**31 and not jnp.iscomplexobj(x)
     _validate.require(is_fine, "samples", jax.ShapeDtypeStruct(x.shape, x.dtype), rule)
     return x.astype(jnp.float64 if x.dtype == jnp.float64 else jnp.float32)
@@ -326,7 +326,7 @@ def checked_edges(edges: ArrayLike, samples: jax.Array) -> jax.Array:
 def check_countable(num_samples: int) -> None:
     """Requires at most 2^24 samples, so that float32 holds every count."""
     is_fine = num_samples <= MOST_RECORDS
-    _validate.require(is_fine, "samples", num_samples, "at most 2^24")
+    _validate.require(is_fine, "samples", num_samples, "at most 2^24 numbers")
 
 
 @jax.jit

@@ -39,7 +39,7 @@ def check_noise(
     epsilon: float | None, delta: float, noise_multiplier: float | None
 ) -> None:
     """Requires delta in (0, 1), and epsilon > 0 or noise_multiplier > 0, not both."""
-    rule = "given where noise_multiplier is not"
+    rule = "given if noise_multiplier is None, else None"
     is_fine = (epsilon is None) != (noise_multiplier is None)
     _validate.require(is_fine, "epsilon", epsilon, rule)
     check_budget(1.0 if epsilon is None else epsilon, delta)
@@ -72,7 +72,7 @@ def calibrated_noise(
     """
     _validate.bounded_estimator(estimator)
     is_fine = not (estimator.groups_by_index and batching.is_sampled)
-    rule = f"Full() or Disjoint() with {estimator}, to which records count by index"
+    rule = f"Full() or Disjoint() with {estimator}, which needs batches fixed by index"
     _validate.require(is_fine, "batching", batching, rule)
     how = {"noise": estimator.noise, "relation": relation, "strategy": strategy}
     sampling = batching.sampling(num_samples, num_steps, **how)

@@ -87,7 +87,7 @@ def opened(
     checkpoint: Checkpoint, run: Mapping[str, str], devices: _sharding.Devices
 ) -> AbstractContextManager[Store]:
     """Opens the folder of a checkpoint, and raises if it belongs to another run."""
-    rule = f"None where not all {jax.process_count()} processes take part in the run"
+    rule = f"None unless all {jax.process_count()} processes take part in the run"
     is_fine = len(_sharding.processes_of(devices)) == jax.process_count()
     _validate.require(is_fine, "checkpoint", checkpoint, rule)
     return _store.opened(checkpoint.folder, run, devices=devices)

@@ -91,11 +91,11 @@ class Curves:
             ValueError: If the index or the shape does not fit.
         """
         num_columns = len(self.slopes)
-        rule = f"the index of one of {num_columns} columns"
+        rule = f"the index of a column, from 0 to {num_columns - 1}"
         is_fine = isinstance(column, int | np.integer) and 0 <= column < num_columns
         _validate.require(is_fine, "column", column, rule)
         values = jnp.asarray(grid)
-        _validate.require(values.ndim == 1, "grid", values.shape, "of one axis")
+        _validate.require(values.ndim == 1, "grid", values.shape, "an array of ndim 1")
         values = bounded(values.astype(self.slopes.dtype))
         line = jnp.multiply.outer(values, self.slopes[column])
         if not self.knots or column not in self.smooth:
@@ -171,7 +171,7 @@ class Curves:
 def check_columns(columns: jax.Array, num_columns: int) -> None:
     """Requires an array of num_columns columns."""
     is_fine = columns.ndim == 2 and columns.shape[1] == num_columns
-    rule = f"an array of {num_columns} columns"
+    rule = f"of shape (n, {num_columns})"
     _validate.require(is_fine, "features", columns.shape, rule)
 
 

@@ -174,7 +174,7 @@ class PrivateStep(OptaxStep):
     def stddev(self, num_coordinates: int) -> Scalar:
         """Returns the stddev of independent noise that has the effect of this noise."""
         parameters = self.noise_parameters(num_coordinates)
-        rule = "one of fixed noise, whose norm is public"
+        rule = "one whose noise has a public stddev, which TrimmedMean has not"
         _validate.require("stddev" in parameters, "estimator", self.estimator, rule)
         return parameters["stddev"] * _relative_noise(self.strategy)
 
@@ -280,7 +280,7 @@ class Execution:
         if self.microbatch_size is not None:
             _validate.count(microbatch_size=self.microbatch_size)
         is_fine = self.callback is None or callable(self.callback)
-        _validate.require(is_fine, "callback", self.callback, "callable")
+        _validate.require(is_fine, "callback", self.callback, "callable or None")
         _validate.count(callback_every=self.callback_every)
         if self.checkpoint is not None:
             Checkpoint.checked(self.checkpoint)

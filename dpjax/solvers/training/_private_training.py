@@ -352,14 +352,14 @@ def _check_parts(noise: Any, estimator: Any, monitor: Any, optimizer: Any) -> No
     if noise is not None:
         rule = "a strategy of dpjax.mechanisms"
         _validate.require(isinstance(noise, Strategy), "noise", noise, rule)
-        rule = "with noise: bounds that adapt need independent noise"
+        rule = "with correlated noise: bounds that adapt need independent noise"
         is_given = estimator is not None
         _validate.require(is_given, "estimator", estimator, f"given {rule}")
         _validate.require(monitor is None, "monitor", monitor, f"None {rule}")
     if optimizer is None and estimator is not None:
         is_gaussian = measured(estimator).noise == "gaussian"
         is_fine = is_gaussian and not isinstance(estimator, Scaled)
-        rule = f"given with {estimator}: no bound on one gradient tells the rate"
+        rule = f"given with {estimator}, from which no default learning rate follows"
         _validate.require(is_fine, "optimizer", optimizer, rule)
 
 

@@ -73,7 +73,7 @@ class Solution:
         if isinstance(self.params, Curves):
             return self.params.predict(features)
         weights = self.params
-        rule = "those of a linear or additive model, if it is to predict"
+        rule = "those of a linear or additive model, to predict"
         is_fine = isinstance(weights, jax.Array) and weights.ndim in (1, 2)
         _validate.require(is_fine, "params", type(weights), rule)
         columns = jnp.asarray(features, weights.dtype)
@@ -177,6 +177,6 @@ def _half_width(level: float, *errors: PyTree | None) -> float:
     """Returns z, half of an interval's width in standard errors; errors must exist."""
     _validate.probability(level=level)
     if any(part is None for part in errors):
-        rule = "it must be those of a solver that was asked for intervals"
-        raise ValueError(f"standard_errors is None; {rule}")
+        rule = "those of a solver that was called with intervals=True"
+        raise ValueError(f"standard_errors must be {rule}, got None.")
     return statistics.NormalDist().inv_cdf(0.5 + level / 2)

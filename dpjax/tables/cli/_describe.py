@@ -103,13 +103,13 @@ def _read(settings: DescribeSettings, key: Key) -> tuple[dict[str, Kind], Table]
         else kind
         for name, kind in declared.items()
     }
-    rule = f"a column of the schema, of {[*kinds]}"
+    rule = f"a column of the schema, one of {[*kinds]}"
     is_fine = settings.by is None or settings.by in kinds
     _validate.require(is_fine, "--by", settings.by, rule)
     check(kinds, settings.by)
     unit, size, each = settings.unit, settings.max_records, settings.each
     most = MOST_RECORDS // each
-    rule = f"at most {most:,}, with {each} records of each"
+    rule = f"at most {most:,}, with {each} records of each unit"
     _validate.require(size is None or size <= most, "--max-records", size, rule)
     size = size or min(most, default_size(len(kinds) + (unit is not None), each))
     numbers = [name for name, kind in kinds.items() if not (kind and kind.categories)]

@@ -100,7 +100,7 @@ def make_plan(settings: Settings, data: Dataset, budget: Budget) -> Plan:
     num_samples, num_features = data.features.shape
     arguments: dict[str, Any] = {}
     if settings.intervals:
-        rule = "left out where there is no column"
+        rule = "left out if the schema has no column beside the target"
         _validate.require(num_features > 1, "--intervals", True, rule)
         arguments["intervals"] = True
     if settings.max_features is not None:

@@ -202,7 +202,7 @@ def forecast(settings: _settings.ForecastSettings) -> None:
     schema = read_schema(settings.schema, link=link)
     is_class = bool(schema.target and schema.target.categories)
     loss = settings.loss or ("logistic" if is_class else "squared")
-    rule = "left out with this loss, which has no share of records to state"
+    rule = f"left out with --loss {loss}, which has no share of records to state"
     is_fine = settings.base_rate is None or loss in ("logistic", "tweedie")
     _validate.require(is_fine, "--base-rate", settings.base_rate, rule)
     seed = secrets.randbits(32) if settings.seed is None else settings.seed

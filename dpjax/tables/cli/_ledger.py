@@ -211,9 +211,8 @@ def read_ledger(path: Path) -> Ledger:
             tuple(map(_entry, of_type(list, "runs", content.get("runs", [])))),
         )
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as why:
-        raise ValueError(
-            f"--ledger must be {_RULE}, got {str(path)!r}: {why}."
-        ) from None
+        text = f"got {str(path)!r}: {type(why).__name__}, {str(why).rstrip('.')}."
+        raise ValueError(f"--ledger must be {_RULE}, {text}") from None
 
 
 def _entry(content: Any) -> Entry:
@@ -240,7 +239,7 @@ def check_room(path: Path, unit: str | None) -> Ledger:
     another unit.
     """
     read = read_ledger(path)
-    rule = f"{read.unit}, as in --ledger {path}"
+    rule = f"{read.unit or 'left out'}, as in --ledger {path}"
     _validate.require(read.unit == unit, "--unit", unit, rule)
     return read
 
@@ -269,12 +268,12 @@ def charge(
             ("the number of records", own.num_records, source.num_records),
             ("the columns", sorted(own.columns), sorted(source.columns)),
         ):
-            rule = f"that of one table, which has {field} {here} in {path}"
+            rule = f"the ledger of this table: {path} is of one with {field} {here}"
             _validate.require(here == there, "--ledger", there, rule)
         price = read.limit.price(*parts.values())
         for entry in read.entries:
             if entry.id == paid:
-                rule = f"one where the run {paid} has its price: its table has changed"
+                rule = f"one with the price of the run {paid}, whose table has changed"
                 _validate.require(entry.price == price, "--ledger", str(path), rule)
                 return entry
         filled = read.filter

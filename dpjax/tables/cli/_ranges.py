@@ -67,8 +67,8 @@ def plan_ranges(table: Table, epsilon: float, delta: float) -> Ranges:
     of all records, features are left out, and the target gets the full budget.
     """
     names, num_samples = table.open_columns(), table.num_samples
-    rule = "left out where the schema leaves no center and scale open"
-    _validate.require(len(names) > 0, "--private-ranges", "given", rule)
+    rule = "left out where the schema declares all centers and scales"
+    _validate.require(len(names) > 0, "--private-ranges", "a share", rule)
     has_target = table.schema.target is None
     num_features = len(names) - has_target
     noise = Noise(

@@ -52,7 +52,7 @@ class RunFolder(NamedTuple):
         run, and not a link; and this process must be able to write to it.
         """
         shown, is_link = str(self.path), self.path.is_symlink()
-        rule = "a folder, no link to one, since it is removed in the end"
+        rule = "a folder and no symbolic link, since it is removed in the end"
         _validate.require(not is_link, "--checkpoint", shown, rule)
         is_fine = _files.can_be_folder(self.path)
         is_fine = is_fine and (not self.path.exists() or self._is_of_a_run())
@@ -111,7 +111,7 @@ class RunFolder(NamedTuple):
         if (self.path / _KEY).exists():
             run, saved = _store.unpacked(self.path / _KEY)
             is_same = run == {"run": bound.run} and np.array_equal(saved["key"], words)
-            rule = "of the same run, with the same options and the same records (for "
+            rule = "new or of this run, with the same options and records (for "
             rule += "the curator's eyes only, outside the guarantee)"
             _validate.require(is_same, "--checkpoint", str(self.path), rule)
         return bound
@@ -249,7 +249,7 @@ def begin(settings: ReleaseOptions, names: Sequence[str]) -> Release:
         _validate.require(is_apart, "--checkpoint", str(checkpoint), rule)
         for option, path in inputs.items():
             is_apart = not _files.is_within(path, checkpoint)
-            rule = f"a folder without {option} {path}, {end}"
+            rule = f"a folder that does not hold {option} {path}, {end}"
             _validate.require(is_apart, "--checkpoint", str(checkpoint), rule)
         run_folder = RunFolder(checkpoint).checked()
     if settings.seed is not None:

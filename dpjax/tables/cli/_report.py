@@ -72,13 +72,13 @@ def report(settings: _settings.ReportSettings) -> None:
             is_same = names == (model.method, model.data, [*model.feature_names])
             stated = own["epsilon"], own["delta"]
             if not is_same or stated != (privacy.epsilon, privacy.delta):
-                raise ValueError(f"it is of another run than {MODEL} in its folder")
+                raise ValueError(f"{REPORT} is of another run than {MODEL} beside it")
         title = f"Report on a private {noun} of {content['data']}"
         text = html_of(title, [*blocks_of(content, released, ledger)])
     except (*_UNREADABLE, RecursionError) as why:
         raise ValueError(
             "RUN must be what dpjax train or describe has written, "
-            f"got {str(path)!r}: {type(why).__name__}, {why}."
+            f"got {str(path)!r}: {type(why).__name__}, {str(why).rstrip('.')}."
         ) from None
     _terminal.write_output(output, text.encode())
 

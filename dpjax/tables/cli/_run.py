@@ -111,7 +111,7 @@ def plan_training(settings: Settings, source: Table | Dataset) -> Run:
         parts = {"training": training_privacy(plan, source)}
         return Run(settings, None, asked, asked, asked, parts, plan)
     table, ranges, units = source, None, source.units
-    rule = "given with a single record, of which n^-1.1 is 1"
+    rule = "given for a single record, because the default n^-1.1 is 1"
     is_fine = settings.delta is not None or units is not None or table.num_records > 1
     _validate.require(is_fine, "--delta", None, rule)
     asked, own, budget = _budgets(settings, table)

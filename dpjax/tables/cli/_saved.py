@@ -64,7 +64,7 @@ def plot(settings: _settings.PlotSettings) -> None:
     output = settings.output
     _terminal.check_output(output, {"MODEL": Path(settings.model)})
     model = model_at(settings.model)
-    rule = "a model that reads a column"
+    rule = "a model of at least one column"
     _validate.require(len(model.columns) > 0, "MODEL", settings.model, rule)
     figure = figure_of(model, is_dark=settings.dark)
     _terminal.write_output(output, _pages.image_of(figure, output.suffix[1:]))

@@ -81,7 +81,7 @@ def read_schema(path: Path, *, link: Link | None, allows_empty: bool = False) ->
         message = f"--schema must be a TOML file, got {str(path)!r}: {why}."
         raise ValueError(message) from None
     quoted = content.pop("quoted", False)
-    _require(isinstance(quoted, bool), quoted, "true, in quoted")
+    _require(isinstance(quoted, bool), quoted, "a file with quoted = true or false")
     if link is None:
         content.setdefault("target", {})  # nothing is predicted
     rule = "made of two sections, [columns] and [target], with [exposure] and [weight] "
@@ -89,11 +89,11 @@ def read_schema(path: Path, *, link: Link | None, allows_empty: bool = False) ->
     _require(set(content) - _BOUNDED == {"columns", "target"}, sorted(content), rule)
     columns, target = content["columns"], content["target"]
     is_fine = isinstance(columns, dict) and len(columns) > 0
-    _require(is_fine, columns, "at least one column long: [columns.NAME]")
+    _require(is_fine, columns, "a file with at least one section [columns.NAME]")
     target_column = None
     if isinstance(target, dict) and "column" in target:
         target_column = target.pop("column")
-        rule = "the name of a column, in column of [target]"
+        rule = "a file with the name of a column as column in [target]"
         _require(isinstance(target_column, str), target_column, rule)
     asked = link
     if link is None:
@@ -103,13 +103,13 @@ def read_schema(path: Path, *, link: Link | None, allows_empty: bool = False) ->
     kinds = {name: _column(name, x, allows_empty) for name, x in columns.items()}
     bounded = {name: _bounded(name, content[name]) for name in _BOUNDED & set(content)}
     if link == "logit":
-        rule = "positive, the text or number that counts as +1, in [target]"
+        rule = "a file with positive, the text or number that counts as +1, in [target]"
         is_fine = _has(target, "positive") and isinstance(target["positive"], _CATEGORY)
         _require(is_fine, target, rule)
         kind = Categorical((_label(target["positive"]),))
     elif link == "log":
         # The target of a log link has no center.
-        rule = f"scale, a number, with center 0 or none, in [target], for {AMOUNTS}"
+        rule = f"a file with scale, and center 0 or none, in [target], for {AMOUNTS}"
         is_fine = isinstance(target, dict) and ("scale" in target or target == {})
         _require(is_fine and target.get("center", 0) == 0, target, rule)
         kind = _numeric("[target]", target and {"center": 0} | target, allows_empty)
@@ -163,10 +163,10 @@ def check_columns(
     both = [x.column for x in (declared.exposure, declared.weight) if x]
     used = [*declared.columns, target, *both]
     twice = [name for name in both if used.count(name) > 1]
-    of_file = f"made of columns of {path.name} ({names})"
+    of_file = f"about columns of {path.name} ({names})"
     as_stated = f"left out, or {stated!r}, as column in [target] of the schema says"
     no_feature = "a column that is no feature: [columns] of the schema names it"
-    one_use = "made of columns that have one use each: as a feature, target, exposure "
+    one_use = "a file whose columns have one use each: as a feature, target, exposure "
     for option, is_fine, value, rule in (
         ("--schema", not unknown, unknown, of_file),
         ("--schema", stated is None or stated in names, stated, of_file),
@@ -192,8 +192,8 @@ def _column(name: str, entry: Any, allows_empty: bool) -> Numeric | Categorical 
     if not _has(entry, "categories"):
         return _numeric(where, entry, allows_empty)
     categories = entry["categories"]
-    rule = "a list of distinct texts or numbers, at least one and no nan, NaT or <NA>, "
-    rule += f"in categories of {where}"
+    rule = "a file with a list of one or more distinct texts or numbers, no nan, NaT "
+    rule += f"or <NA>, as categories of {where}"
     is_fine = isinstance(categories, list)
     is_fine = is_fine and all(isinstance(x, _CATEGORY) for x in categories)
     _require(is_fine, categories, rule)
@@ -212,7 +212,7 @@ def _numeric(where: str, entry: Any, allows_empty: bool) -> Numeric | None:
     if allows_empty and entry == {}:
         return None
     is_target = where == "[target]"
-    rule = "center and scale, two numbers"
+    rule = "a file with center and scale, two numbers"
     rule += f"{'' if is_target else ' (or a list, categories)'}, in {where}"
     rule += "; or empty, with --private-ranges" * (entry == {})
     more = {"limit"} if not is_target else set()
@@ -225,7 +225,7 @@ def _numeric(where: str, entry: Any, allows_empty: bool) -> Numeric | None:
 
 
 def _bounded(name: str, entry: Any) -> BoundedColumn:
-    rule = f"column, a name, and max, a number above zero, in [{name}]"
+    rule = f"a file with column, a name, and max, a number above zero, in [{name}]"
     is_fine = _has(entry, "column", "max") and isinstance(entry["column"], str)
     _require(is_fine and _is_number(entry["max"]), entry, rule)
     try:

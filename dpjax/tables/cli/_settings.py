@@ -352,7 +352,7 @@ class ForecastSettings(Options):
         except ValueError:
             values = [math.nan]
         is_fine = len(values) <= 6 and all(0 < x <= _LARGEST_EPSILON for x in values)
-        rule = "1 to 6 numbers above 0, with commas between them"
+        rule = "1 to 6 numbers above 0, at most 10,000, with commas between them"
         _validate.require(is_fine, "--epsilon", self.epsilon, rule)
         return values
 

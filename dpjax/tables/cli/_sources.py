@@ -139,7 +139,7 @@ class Table:
 
     def by_unit(self, units: Units) -> "Table":
         """Returns the table with `units`, none of them held out."""
-        rule = "a file that stays as it is while it is read"
+        rule = "a file that nobody changes while it is read: try again"
         is_same = len(units.index) == len(self.is_test)
         _validate.require(is_same, "DATA", self.name, rule)
         is_test = np.zeros(units.num_units, bool)
@@ -243,8 +243,8 @@ def read_private(settings: Settings, key: Key) -> Table:
     target = _schema.check_columns(declared, target, path, names)
     if target is None:
         raise ValueError(
-            f"--target must be given for a file: a column of {names}. Or the schema's "
-            "[target] says column."
+            f"--target must be given for a file: a column of {names}, unless [target] "
+            "of the schema has column."
         )
     unit, each = settings.unit, settings.each
     draw = Draw(settings.max_records, key, unit, each, listed)
@@ -394,5 +394,6 @@ def _closed(
     declared = {k: v for k, v in table.schema.columns.items() if v is not None}
     target = table.schema.target
     if target is None or len(declared) < len(table.schema.columns):
-        raise ValueError(f"schema must be closed, got {table.open_columns()} open.")
+        rule = f"complete, got no center and scale of {table.open_columns()}"
+        raise ValueError(f"schema must be {rule}.")
     return declared, target

@@ -140,7 +140,7 @@ def read_names(path: Path) -> list[str]:
         rule = f"a text file in UTF-8 with one name a line, got {str(path)!r}: {why}."
         raise ValueError(f"--unit-names must be {rule}") from None
     names = [name for name in map(name_of, lines) if name]
-    rule = "a file that names one unit at least"
+    rule = "a file with at least one name, one per line"
     _validate.require(bool(names), "--unit-names", str(path), rule)
     return names
 

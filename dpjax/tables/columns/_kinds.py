@@ -225,9 +225,9 @@ def encode(
         >>> features.tolist(), names
         ([[-1.0, 0.0], [1.0, 1.0]], ('age', 'smokes=yes'))
     """
-    _validate.require(len(schema) > 0, "schema", schema, "at least one column")
+    _validate.require(len(schema) > 0, "schema", schema, "of one column or more")
     missing = [name for name in schema if name not in columns]
-    rule = f"made of columns that are there ({list(columns)})"
+    rule = f"a mapping from names of columns ({list(columns)})"
     _validate.require(not missing, "schema", missing, rule)
     shapes = {name: np.shape(columns[name]) for name in schema}
     _validate.require(len({*shapes.values()}) == 1, "columns", shapes, "of one length")
@@ -259,7 +259,7 @@ def _category(cell: Any) -> int | float | str | None:
 
 def _require_column(column: Any) -> None:
     is_fine = isinstance(column, np.ndarray | Texts) and column.ndim == 1
-    rule = "a numpy array of shape (n,)"
-    _validate.require(is_fine, "column", np.shape(column), rule)
+    given = f"{type(column).__name__} of shape {np.shape(column)}"
+    _validate.require(is_fine, "column", given, "a NumPy array of shape (n,)")
     is_fine = column.dtype.kind in "biufSUTO"
     _validate.require(is_fine, "column", column.dtype, "of text or numbers, not dates")

@@ -199,7 +199,7 @@ def release(
     # Gaussian mechanisms compose exactly: sum_i 1 / z_i^2 is 1 / z^2 of the budget.
     multipliers = (x for result in releases.values() for x in result.multipliers)
     if math.fsum(x**-2 for x in multipliers) > budget.multiplier**-2:
-        raise RuntimeError("The releases cost more than the budget.")
+        raise RuntimeError("releases exceed the budget: please report this bug")
     apart = [result for name, result in releases.items() if name != by]
     sizes = _sizes_of(grouped, apart, None if by is None else releases[by])
     scaled = statistics.NormalDist().inv_cdf(0.5 + level / 2), num_samples / size
@@ -231,19 +231,19 @@ def guarantee(num_samples: int, epsilon: float, delta: float) -> PrivacyGuarante
 def check(schema: Mapping[str, Kind], by: str | None) -> None:
     """Raises `ValueError` for a schema or groups that `describe` does not support."""
     # Each column needs a kind and has at most 2^20 counts, and `by` needs categories.
-    _validate.require(len(schema) > 0, "schema", schema, "at least one column long")
+    _validate.require(len(schema) > 0, "schema", schema, "of one column or more")
     kinds = _kinds_of(schema)
     for name, kind in kinds.items():
         rule = f"None, Numeric or Categorical for column {name!r}"
         _validate.require(isinstance(kind, Numeric | Categorical), "schema", kind, rule)
     known = [name for name, kind in kinds.items() if kind.categories]
-    rule = f"a column of the schema with categories, of {known}"
+    rule = f"a column of the schema with categories, one of {known}"
     _validate.require(by is None or by in known, "by", by, rule)
     num_groups = 1 if by is None else len(kinds[by].categories) + 1
     for name, kind in kinds.items():
         num_cells = 1 + (len(kind.categories) or _NUM_BINS)
         num_cells *= 1 if name == by else num_groups
-        rule = f"of {_MOST_CELLS:,} cells at most in column {name!r}, with all groups"
+        rule = f"of at most {_MOST_CELLS:,} counts in column {name!r}, for all groups"
         _validate.require(num_cells <= _MOST_CELLS, "schema", num_cells, rule)
 
 

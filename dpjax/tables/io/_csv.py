@@ -70,7 +70,7 @@ def read_chunks(
     """Yields blocks of a file's records, as dicts from `names` to `Texts` (strings)."""
     header, delimiter, blocks = _begin(path, text_format)
     if missing := set(names) - set(header):
-        raise ValueError(f"its columns have changed: {missing} are not there")
+        raise ValueError(f"its columns have changed, and {missing} are missing")
     places = {name: header.index(name) for name in names}
     for records in blocks:
         cells = _cells(records, delimiter)
@@ -134,7 +134,7 @@ def _names(header: str, delimiter: str) -> list[str]:
 
     if _UNPRINTED.search(header):
         raise ValueError(
-            "its header is no text: --encoding tells how a text file is encoded, such "
+            "its header is not text in this encoding: give the file's --encoding, such "
             "as latin-1 or cp1252"
         )
     cells = _cells(pl.Series([header]), delimiter)

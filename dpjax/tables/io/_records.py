@@ -118,7 +118,7 @@ class Parquet:
         rule = "a pytree of at least one name"
         _validate.require(is_fine, "columns", self.columns, rule)
         _validate.require(
-            len(paths) > 0, "files", self.files, "a path, or at least one"
+            len(paths) > 0, "files", self.files, "a path, or a list of paths"
         )
         for path, metadata in zip(paths, self._metadata, strict=True):
             types = _types(metadata, names, path)
@@ -332,7 +332,7 @@ def batches(
     except ImportError as why:
         raise ImportError('batches need Grain: pip install "dpjax[loading]"') from why
     is_state = isinstance(state, BatchState)
-    _validate.require(is_state, "state", state, "what batching.init returned")
+    _validate.require(is_state, "state", state, "the state that batching.init returns")
     num_records, num_shares = len(source), _num_shares(sharding)
     rule = f"the {state.num_samples} records that the state was made for, below 2^31"
     is_fine = num_records == state.num_samples < 2**31

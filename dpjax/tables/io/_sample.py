@@ -117,7 +117,7 @@ def _layout(chunks: list[PyTree]) -> str:
     ]
     for path, array in arrays:
         rule = "arrays without Python objects, which processes cannot exchange"
-        _validate.require(not array.dtype.hasobject, "chunks", f"{path} of them", rule)
+        _validate.require(not array.dtype.hasobject, "chunks", f"{path}: object", rule)
     return repr([(path, str(x.dtype), x.shape[1:]) for path, x in arrays])
 
 

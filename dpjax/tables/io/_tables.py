@@ -148,7 +148,7 @@ def read_chunks(
         with _readable(file):
             now = file.stat()
             if (before.st_mtime_ns, before.st_size) != (now.st_mtime_ns, now.st_size):
-                raise ValueError("it was written to while it was read; try again")
+                raise ValueError("the file was written to while it was read; try again")
 
 
 def joined(parts: Sequence[Column]) -> Column:

@@ -165,7 +165,7 @@ def parts_of(model: "Model", terms: Terms) -> Parts:
         exposure = Numbers(share.column, 0.0, float(share.max), 0.0, line)
         same = model.columns.get(share.column)
         is_number = same is None or not same.categories
-        rule = "no column of categories in a model to export"
+        rule = "a column of numbers in a model to export"
         _validate.require(is_number, "exposure", share.column, rule)
     privacy, target = model.privacy, model.target_name
     if model.positive is not None:
@@ -253,7 +253,7 @@ def sql_file(parts: Parts) -> bytes:
     """
     names = [*parts.inputs]
     is_fine = len({name.casefold() for name in names}) == len(names)
-    _validate.require(is_fine, "columns", names, "names that differ in any case in SQL")
+    _validate.require(is_fine, "columns", names, "distinct without case, for SQL")
     columns = {part.name: part for part in (parts.exposure, *parts.columns) if part}
     places = {name: place for place, name in enumerate(columns)}
     # The table is named, because SQLite takes an unknown name in quotes for a text.
@@ -384,7 +384,7 @@ def onnx_file(parts: Parts) -> bytes:
     except ImportError as error:
         message = 'an export to ONNX needs onnx: pip install "dpjax[export]"'
         raise ImportError(message) from error
-    _validate.require(len(parts.columns) > 0, "columns", [], "not empty, for ONNX")
+    _validate.require(len(parts.columns) > 0, "columns", [], "one or more, for ONNX")
     output = "prediction"
     # Names of nodes begin with the output's name. No input's name may begin with it.
     while any(name.startswith(output) for name in parts.inputs):

@@ -100,7 +100,7 @@ class Model:
         _validate.choice(_terms.Link, link=self.link)
         is_amount = not self.target.categories and self.target.center == 0
         is_fine = is_amount if self.link == "log" else self.exposure is None
-        rule = "log where there is an exposure, and then of a target whose center is 0"
+        rule = "log if there is an exposure, and log only if the target's center is 0"
         _validate.require(is_fine, "link", self.link, rule)
         num_features, given = len(self.feature_names), vars(self)
         params: Any = self.params
@@ -110,13 +110,13 @@ class Model:
                 given[f"_{name}"] = given.pop(name)
         slopes = self._numbers.slopes
         is_fine = slopes.shape == (num_features,) and slopes.dtype.kind == "f"
-        rule = f"one number for each of {num_features} features"
-        _validate.require(is_fine, "params", slopes.shape, rule)
+        rule = f"floats of shape ({num_features},), one number for each feature"
+        _validate.require(is_fine, "params", (slopes.dtype.name, slopes.shape), rule)
         is_linear = not hasattr(params, "slopes")
         if not is_linear:
             _terms.check_curves(params, _terms.bending_features(self.columns))
         if self.standard_errors is not None or self.correlations is not None:
-            rule = "weights if they have errors"
+            rule = "weights if standard_errors or correlations are given"
             _validate.require(is_linear, "params", "curves", rule)
             _terms.check_errors(num_features, self.standard_errors, self.correlations)
 
@@ -249,7 +249,7 @@ class Model:
         column has a category, and the exposure is one. An additive model raises
         `ValueError`.
         """
-        rule = "weights; an additive model has shapes"
+        rule = "weights: of an additive model call shapes instead"
         _validate.require(not self._numbers.knots, "params", "curves", rule)
         matrix, start = self._in_units(), self._units()[1]
         values = matrix @ np.asarray(self._numbers.slopes, np.float64)
@@ -268,7 +268,7 @@ class Model:
         _validate.probability(level=level)
         errors, correlations = self.standard_errors, self.correlations
         if errors is None or correlations is None:
-            rule = "of a model that was trained with intervals"
+            rule = "those of a model that was trained with intervals"
             raise ValueError(f"standard_errors must be {rule}, got None.")
         values = self.coefficients()
         factors = {"log": "factor", "logit": "odds ratio"}
@@ -425,7 +425,7 @@ def load_model(path: str | os.PathLike[str]) -> Model:
     except Exception as why:  # zipfile, NumPy and json raise errors of many types
         raise ValueError(
             "model must be a file that dpjax train has written (model.npz) in full, "
-            f"got {str(path)!r}: {why}."
+            f"got {str(path)!r}: {type(why).__name__}, {str(why).rstrip('.')}."
         ) from None
     writer = (
         "a later" if isinstance(version, int) and version > _FORMAT else "an earlier"
@@ -460,9 +460,9 @@ def _model(
     epsilon, delta = (number(name, privacy[name]) for name in ("epsilon", "delta"))
     _validate.within(0.0, math.inf, epsilon=epsilon)
     _validate.delta(delta)
-    if privacy["relation"] not in _RELATIONS:
-        raise ValueError("its relation is unknown")
     relation, text = privacy["relation"], _text(privacy, "description")
+    rule = f"one of {', '.join(_RELATIONS)}"
+    _validate.require(relation in _RELATIONS, "relation", relation, rule)
     statement = Statement(epsilon, delta, relation, text)
     if (exposure := content["exposure"]) is not None:
         of_type(dict, "exposure", exposure)
@@ -484,7 +484,7 @@ def _model(
         correlations=errors.get("correlations"),
     )
     if names != [*model.feature_names]:
-        raise ValueError("its features are not those of its columns")
+        raise ValueError(f"feature_names must be {model.feature_names}, got {names}")
     return model
 
 
@@ -500,5 +500,5 @@ def _kind(content: Any) -> Numeric | Categorical:
         return Categorical(tuple(of_type(str, "categories", name) for name in names))
     numbers = {name: number(name, value) for name, value in content.items()}
     if not numbers.keys() >= {"center", "scale"}:
-        raise ValueError("a column has neither categories nor center and scale")
+        raise ValueError(f"columns need categories, or center and scale, got {content}")
     return Numeric(**numbers)

@@ -116,11 +116,12 @@ def check_curves(curves: "Curves | Terms", numbers: list[int]) -> None:
     is_ascending = all(-math.inf < a < b < math.inf for a, b in pairwise(knots))
     is_each = set(smooth) <= set(numbers) and len(set(smooth)) == len(smooth) > 0
     is_height = heights.shape == shape and heights.dtype.kind == "f"
+    height = f"{heights.dtype}{list(heights.shape)}"
     for is_fine, value, rule in (
         (is_each, smooth, f"curves of different features among {numbers}"),
-        (is_ascending and len(knots) > 1, knots, "of two or more knots, ascending"),
-        (is_height, heights.shape, f"heights of shape {shape}, curves by knots"),
-        (intercept == index, intercept, f"of the intercept {index}"),
+        (is_ascending and len(knots) > 1, knots, "curves of 2 or more ascending knots"),
+        (is_height, height, f"curves with float heights of shape {shape}"),
+        (intercept == index, intercept, f"curves with the intercept at index {index}"),
     ):
         _validate.require(is_fine, "params", value, rule)
 

@@ -218,7 +218,7 @@ def test_uneven_rows_are_padded():
     assert_close(grad_fn(PARAMS, batch, mask), expected)
     with (
         jax.set_mesh(mesh_of(8)),
-        pytest.raises(ValueError, match="75 rows fall evenly, not 8 devices"),
+        pytest.raises(ValueError, match="8 devices divide 75 rows evenly: add"),
     ):
         robust_grad(loss_fn, Clipping(0.8), axis_name="records")(PARAMS, rows)
 
@@ -399,8 +399,8 @@ def test_keys_that_do_not_vary_as_values_do_are_refused():
         return private_mean(key, rows)
 
     for mean, message in (
-        (by_device, "key must be one that varies over the axes"),
-        (forgotten, "or give those as axis_name"),
+        (by_device, "key must be one that varies over the mesh"),
+        (forgotten, "or give these as axis_name"),
     ):
         with pytest.raises(ValueError, match=message):
             manual(mean, mesh_of(8))(jax.random.key(4), jnp.zeros((N, 2)))

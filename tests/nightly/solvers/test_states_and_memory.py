@@ -150,7 +150,7 @@ def test_a_folder_belongs_to_its_run_before_the_first_save(tmp_path):
     with pytest.raises(KilledError):
         saved_run(tmp_path, every=5, callback=kill_at(3))
     for other in ({"sign": -1.0}, {"epsilon": 2.0}, {"num_steps": T + 1}):
-        with pytest.raises(ValueError, match="checkpoint must be of the same run"):
+        with pytest.raises(ValueError, match="checkpoint must be new or of this run"):
             saved_run(tmp_path, every=5, **other)
     # Another interval draws the same noise.
     expected = saved_run(tmp_path / "to the end")

@@ -69,7 +69,7 @@ test_what_is_wrong_costs_nothing = refusals(
     """
 --epsilon -1 => --epsilon must be positive
 --level 95 => --level must be strictly between 0 and 1
---by x => --by must be a column of the schema with categories, of ['jo
+--by x => --by must be a column of the schema with categories, one of ['jo
 --records-per-unit 2 => --records-per-unit must be left out wi
 --unit job => --unit must be a column of
 --target z => --target must be a column of
@@ -81,7 +81,7 @@ test_what_is_wrong_costs_nothing = refusals(
 --ledger none.toml => --ledger must be a file
 --ledger t.toml --epsilon 99 =>
   Error: What is left affords one run of Gaussian noise, as of a linear model, of about
---ledger t.toml --unit who => --unit must be None, as in --ledger
+--ledger t.toml --unit who => --unit must be left out, as in --ledger
 --output data.csv => --output must be a folder
 --checkpoint out/kept => --checkpoint must be apart from --output
 """,

@@ -190,8 +190,8 @@ def test_releases_that_do_not_fit_the_filter_are_refused():
     with pytest.raises(ValueError, match="parts must be one guarantee or more"):
         table.price()
     other = guarantee(relation=ADD_OR_REMOVE_ONE)
-    with pytest.raises(ValueError, match="relation must be REPLACE_ONE, as of the fi"):
+    with pytest.raises(ValueError, match="relation must be REPLACE_ONE, the rela"):
         table.spend(other)
     table = PrivacyFilter(1.0, 1e-5, relation=ADD_OR_REMOVE_ONE)
-    with pytest.raises(ValueError, match="relation must be REPLACE_ONE for disjoint"):
+    with pytest.raises(ValueError, match="relation must be REPLACE_ONE if there"):
         table.spend(other, other)

@@ -63,9 +63,9 @@ def test_a_second_release_of_a_sample_is_refused_wherever_it_is_counted():
     nested = drawn.privacy(inner.privacy(one))
     copies = [copy.deepcopy(drawn).privacy(one), second.for_groups(2), nested]
     for again in (first, second, *copies):
-        with pytest.raises(ValueError, match="samples that nothing was released from"):
+        with pytest.raises(ValueError, match="samples from which nothing was released"):
             table.spend(again)
-    with pytest.raises(ValueError, match="samples that nothing was released from"):
+    with pytest.raises(ValueError, match="samples from which nothing was released"):
         accounting.PrivacyFilter(9.0, 0.1).spend(first, second)
     sampled = dpa.PoissonSampledDpEvent(0.1, first.dp_event)
     for event in (
@@ -73,9 +73,9 @@ def test_a_second_release_of_a_sample_is_refused_wherever_it_is_counted():
         dpa.SelfComposedDpEvent(first.dp_event, 2),
         dpa.ComposedDpEvent((first.dp_event, sampled)),
     ):
-        with pytest.raises(ValueError, match="dp_event must be of one release of a sa"):
+        with pytest.raises(ValueError, match="dp_event must be of one release per sam"):
             accounting.PrivacyGuarantee.of(1.0, 0.1, dp_event=event)
-    with pytest.raises(ValueError, match="dp_event must be of one release of a sample"):
+    with pytest.raises(ValueError, match="dp_event must be of one release per sample"):
         accounting.Sample(10**6, 1000).privacy(first, second)
     with pytest.raises(ValueError, match=r"base must be .* share a sample"):
         accounting.tuning_epsilon(first, 1e-4, mean_trials=3)

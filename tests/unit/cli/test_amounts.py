@@ -88,7 +88,7 @@ def folder(here):
     return here
 
 
-USES = "that have one use each"
+USES = "whose columns have one use each"
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_ranges_come_from_training_records_of_open_columns():
     for name, encoded in (("a", data.features[:, 0]), ("y", data.targets)):
         expected = bought.columns[name].encode(X)
         assert np.array_equal(encoded, expected[~IS_TEST, 0])
-    with pytest.raises(ValueError, match="schema must be closed"):
+    with pytest.raises(ValueError, match="schema must be complete"):
         encode_table(OPEN)
 
 

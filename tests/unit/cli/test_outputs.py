@@ -44,7 +44,7 @@ def unread(folder, monkeypatch):
 
 FOLDERS = "a/ d/ link->d"
 APART = "--checkpoint must be apart from --output"
-NO_LINK = "--checkpoint must be a folder, no link to one"
+NO_LINK = "--checkpoint must be a folder and no symbolic link"
 NO_RUN = "--checkpoint must be a folder of a run that was stopped"
 NO_OUTPUT = "--output must be a folder that can be written to, or made"
 
@@ -107,9 +107,9 @@ def test_no_file_that_is_read_is_written_over(name, how, unread):
 def test_no_file_that_is_read_is_removed(unread):
     arrange("kept/ kept/paid.npz")
     data, before = unread / "kept" / "paid.npz", tree(unread)
-    rule = f"--checkpoint must be a folder without DATA {data}, since it is removed"
+    rule = f"--checkpoint must be a folder that does not hold DATA {data}, since"
     refused(train("out", "kept", data=data), rule)
-    refused(train("out", "kept", schema=data), "a folder without --schema")
+    refused(train("out", "kept", schema=data), "a folder that does not hold --schema")
     assert tree(unread) == before
 
 
@@ -229,11 +229,11 @@ def test_a_key_is_of_one_command_on_the_same_records(folder, monkeypatch):
         edited = [*lines[:row], line, *lines[row + 1 :]]
         Path("data.csv").write_text("\n".join(edited) + "\n")
         result = train("out", "kept", *options)
-        refused(result, "same records (for the curator's eyes only, outside the guar")
+        refused(result, "options and records (for the curator's eyes only, outside the")
     Path("data.csv").write_text(before)
     others = ["--seed", 1], ["--epsilon", 2], ["--loss", "huber"]
     for other in ([], *([*options, *other] for other in others)):
-        message = "--checkpoint must be of the same run, with the same options and the"
+        message = "--checkpoint must be new or of this run, with the same options and"
         refused(train("out", "kept", *other), message)
     assert not Path("out").exists()
     done(train("out", "kept", *options))

@@ -166,10 +166,10 @@ exposure = {{column = "e", max = 365}}
 weight = {{column = "w", max = 2.5}}
 """
 OF_COLUMNS = [  # what the schema has of column a, or all of it
-    ("quoted = 1\ncolumns.a = {}", "true, in quoted, got 1"),
+    ("quoted = 1\ncolumns.a = {}", "quoted = true or false, got 1"),
     ("columns = ", "a TOML file, got .*Invalid value"),
     ("[columns.a]\nscale=1\n[columns.a]\nscale=2", "a TOML file"),
-    ("columns = {}", "at least one column"),
+    ("columns = {}", "at least one section"),
     ("columns.a = 3", r"two numbers .* in \[columns.a\]"),
     ("columns.a = {center = 0, scale = '1'}", "two numbers"),
     ("columns.a = {center = 0, scale = 0}", "scale must be positive"),
@@ -181,7 +181,7 @@ OF_COLUMNS = [  # what the schema has of column a, or all of it
     ("columns.a = {categories = 'ab'}", "a list"),
 ]
 OF_AMOUNTS = [
-    ("scale = 2", "center = 3, scale = 2", "scale, a number, with center 0 or non"),
+    ("scale = 2", "center = 3, scale = 2", "scale, and center 0 or non"),
     ("scale = 2", "scale = 0", "scale must be positive"),
     ("max = 365", "max = 0", r"column, a name, and max, a number .* .exposure"),
     ("max = 365", f"max = 1{'0' * 400}", r"and max, a number above zero, in .expo"),
@@ -195,10 +195,14 @@ OF_AMOUNTS = [
     [
         *(("identity", f"{TARGET}{text}", message) for text, message in OF_COLUMNS),
         ("identity", A, "two sections"),
-        ("identity", "columns.a = {}\ntarget = {column = 3}", "column of .target"),
+        ("identity", "columns.a = {}\ntarget = {column = 3}", "as column in .target"),
         ("identity", f"target.positive = 'x'\n{A}", r"in \[target\]"),
         *(
-            ("logit", f"target = {target}\n{A}", r"be positive, .* in \[target")
+            (
+                "logit",
+                f"target = {target}\n{A}",
+                r"be a file with positive, .* in \[target",
+            )
             for target in ("{}", "{positive = []}", "3", "{center = 1}")
         ),
         *(("log", AMOUNTS.replace(x, y), message) for x, y, message in OF_AMOUNTS),

@@ -203,7 +203,7 @@ def test_without_a_schema_a_template_is_printed(rooms):
 # What changes, a value of none left empty, and words of the message then.
 BAD_OPTIONS = r"""
 data=none.csv => DATA must be a file, or one of adult, rand_hie, got 'none.csv'
-data=one.csv => --delta must be given with a single record, of which n^-1.1 is 1
+data=one.csv => --delta must be given for a single record, because the default
 data=. => or a folder of such alone, without class.toml, number.toml
 data=adult target= loss= => --schema must be left out with adult
 data=adult schema= loss= => --target must be left out with
@@ -224,7 +224,7 @@ target= => --target must be given for a file: a column of ['rooms',
 target=cost => --target must be a column of ['rooms', 'town', 'price', 
 target=rooms => --target must be a column that is no feature
 schema=none.toml => --schema must be a file that exists, got 'none.toml'
-loss=logistic => --schema must be positive, the text or number
+loss=logistic => --schema must be a file with positive, the text or number
 output=data.csv/x => --output must be a folder that can be written to
 private_ranges=0 => --private-ranges must be strictly between 0 and 1, got 0
 private_ranges=0.1 => --private-ranges must be left out where the schema

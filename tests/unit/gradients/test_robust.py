@@ -165,7 +165,7 @@ def test_a_mask_inside_a_stream_is_the_one_beside_it(name):
 
     # The noise too is that of a batch of varying size.
     chex.assert_trees_all_equal(of_inside(mask), of_beside(mask))
-    with pytest.raises(ValueError, match="None beside a stream that has a mask"):
+    with pytest.raises(ValueError, match="None for a stream of samples that"):
         estimator(streamed_grad(loss_fn)(PARAMS, BATCH, mask), mask)
     with pytest.raises(ValueError, match="a boolean array of shape"):
         streamed_grad(loss_fn)(PARAMS, BATCH, jnp.ones(N))

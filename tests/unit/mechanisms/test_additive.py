@@ -168,7 +168,7 @@ def test_laplace_in_the_l2_norm_refuses_parts_of_an_array():
         lambda: noisy(jax.random.split(key, 1), jnp.zeros(4)),
         lambda: laplace(key, two, scale=1.0, norm="l2"),
     ):
-        with pytest.raises(ValueError, match="value must be one whole array"):
+        with pytest.raises(ValueError, match="value must be one array, not sh"):
             release()
 
 

@@ -147,9 +147,9 @@ NUL = "a name or category must be UTF-8 text without NUL"
         ({"params": np.full(10, np.nan)}, "sql", "params must be finite"),
         (of({"a\0": Numeric()}), "sql", NUL),
         (of({"\ud800": Numeric()}), "onnx", NUL),
-        (of({"a": Numeric(), "A": Numeric()}), "sql", "differ in any case"),
-        (of({}), "onnx", "columns must be not empty"),
-        (of(SORTS, **EXPOSED), "sql", "exposure must be no column of categories"),
+        (of({"a": Numeric(), "A": Numeric()}), "sql", "distinct without case"),
+        (of({}), "onnx", "columns must be one or more"),
+        (of(SORTS, **EXPOSED), "sql", "exposure must be a column of numbers"),
     ],
 )
 def test_models_that_are_refused(changes, form, message):

@@ -112,8 +112,8 @@ def test_standard_errors_are_those_of_the_coefficients():
 
 test_errors_that_are_refused = refused(
     lambda changes: model(**changes).summary(),
-    ({}, "standard_errors must be of a model that was trained with intervals"),
-    (ERRORS | {"params": BENT}, "params must be weights if they have errors"),
+    ({}, "standard_errors must be those of a model that was trained"),
+    (ERRORS | {"params": BENT}, "params must be weights if standard_errors"),
     (ERRORS | {"correlations": None}, "correlations must be of 4"),
     (ERRORS | {"standard_errors": np.zeros(4)}, "standard_errors must be positive"),
 )
@@ -136,7 +136,7 @@ def test_curves_predict_as_they_are_shown():
     odds = model(params=BENT, link="log", target=COST)
     assert odds.shapes()["rooms"].values[-1] == 9
     assert odds.constant == pytest.approx(np.log(100) + 0.5)
-    with pytest.raises(ValueError, match="params must be weights; an additive model"):
+    with pytest.raises(ValueError, match="params must be weights: of an additive"):
         made.coefficients()
 
 
@@ -320,7 +320,7 @@ def curves(**changes):
 
 
 EXPOSURE = {"exposure": BoundedColumn("years", 1.0)}
-NO_EXPONENTIAL = "link must be log where there is an expo"
+NO_EXPONENTIAL = "link must be log if there is an exposur"
 test_models_that_are_refused = refused(
     lambda changes: changes() if callable(changes) else model(**changes),
     (partial(BoundedColumn, "years", 0.0), "max must be positive"),
@@ -328,18 +328,18 @@ test_models_that_are_refused = refused(
     ({"link": "log"}, NO_EXPONENTIAL),
     ({"link": "log", "target": Categorical(("yes",))}, NO_EXPONENTIAL),
     (EXPOSURE, NO_EXPONENTIAL),
-    (curves(slopes=np.zeros(4, int)), "params must be one number for each of 4"),
+    (curves(slopes=np.zeros(4, int)), "params must be floats of shape .4,."),
     *(
-        (curves(heights=heights), "params must be heights of shape")
+        (curves(heights=heights), "params must be curves with float heights of shape")
         for heights in (np.zeros((1, 2)), np.zeros((1, 3), int))
     ),
     *(
-        (curves(knots=knots), "params must be of two or more knots, ascending")
+        (curves(knots=knots), "params must be curves of 2 or more ascending knots")
         for knots in ((0.0, 0.0, 1.0), (0.0, 1.0, math.inf), (math.nan, 0, 1), (0.0,))
     ),
     *(
         (curves(smooth=smooth), "params must be curves of different features among")
         for smooth in ((), (1,), (0, 0))
     ),
-    (curves(intercept=None), "params must be of the intercept 3, got None"),
+    (curves(intercept=None), "params must be curves with the intercept at index 3"),
 )

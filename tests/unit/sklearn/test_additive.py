@@ -68,7 +68,7 @@ def test_every_container_gives_the_same(table, model):
     np.testing.assert_array_equal(model.predict_proba(odd), model.predict_proba(unseen))
     with pytest.raises(ValueError, match=r"(?s)Feature names seen at fit.*kind"):
         model.predict(frame.drop(columns="kind"))
-    with pytest.raises(ValueError, match="X must be of columns of distinct names"):
+    with pytest.raises(ValueError, match="X must be a table whose columns have"):
         model.predict(frame.set_axis(["age", "age", "owns"], axis=1))
 
 
@@ -167,7 +167,7 @@ def test_other_units_have_other_errors_of_the_same_sums():
     plain = clone(model).set_params(intervals=False).fit(frame, targets)
     assert plain.bse_ is None
     assert plain.privacy_ == model.privacy_
-    with pytest.raises(ValueError, match="intervals must be True at the fit"):
+    with pytest.raises(ValueError, match="intervals must be True before fit"):
         plain.summary()
 
 
@@ -192,7 +192,7 @@ def test_a_table_says_what_has_no_interval_and_why():
 
 
 def test_bands_and_intervals_need_a_fit_with_them_and_a_valid_alpha(model):
-    with pytest.raises(ValueError, match="intervals must be True at the fit"):
+    with pytest.raises(ValueError, match="intervals must be True before fit"):
         model.bands()
     *_, linear = fitted(sk.DPLinearRegression)
     intervals = [(linear.conf_int, alpha) for alpha in (0.0, 1.0, np.nan)]

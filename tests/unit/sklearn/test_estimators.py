@@ -166,7 +166,7 @@ REFUSED = [
         )
     ),
     (sk.DPTweedieRegressor(max_exposure=-1.0), ROWS, "max_exposure must be positive"),
-    (sk.DPAdditiveRegressor(max_exposure=1.0), EXPOSED, "left out with a loss with"),
+    (sk.DPAdditiveRegressor(max_exposure=1.0), EXPOSED, "None with a loss without"),
     *(
         (kind(), ROWS | {"sample_weight": weights}, "max_weight must be the largest")
         for kind in (*MODELS, sk.DPMeanRegressor)

@@ -281,12 +281,12 @@ LINES = Curves(np.ones(3, "f4"), np.zeros((1, 0), "f4"), (), (0,), None)
 ADDITIVE, OTHER = (Solution(x, NOTHING, {}) for x in (LINES, {"w": np.ones(2)}))
 test_solutions_name_what_does_not_fit = refused(
     lambda call: call(),
-    (lambda: LINES.predict(np.ones(3)), "features must be an array of 3 columns"),
-    (lambda: LINES.curve(3, [0.0]), "column must be the index of one of 3"),
-    (lambda: LINES.curve(0, 0.0), "grid must be of one axis"),
+    (lambda: LINES.predict(np.ones(3)), "features must be of shape .n, 3"),
+    (lambda: LINES.curve(3, [0.0]), "column must be the index of a column"),
+    (lambda: LINES.curve(0, 0.0), "grid must be an array of ndim 1"),
     (lambda: OTHER.predict(np.ones((1, 2))), "params must be those of a linear"),
     (OTHER.shapes, "params must be those of an additive model"),
     (OTHER.bands, "params must be those of an additive model"),
-    (ADDITIVE.bands, "standard_errors is None"),
+    (ADDITIVE.bands, "standard_errors must be those"),
     (lambda: ADDITIVE.bands(1.0), "level must be strictly between"),
 )

@@ -149,7 +149,7 @@ def test_refuses_the_state_of_another_run(tmp_path):
     with pytest.raises(KilledError):
         run(callback=kill_at(3))
     for name, options in OTHERS.items():
-        rule = f"checkpoint must be of the same run .*another {name.split(',')[0]}"
+        rule = f"checkpoint must be new or of this run .*another {name.split(',')[0]}"
         with pytest.raises(ValueError, match=rule):
             run(**options)
     expected = run(checkpoint=Checkpoint(tmp_path / "to the end", 2))

@@ -101,7 +101,7 @@ def test_what_is_left_out_of_the_baseline():
     assert solution.stats["num_steps"] == math.ceil(10 * math.log(40))
     for batching in (Poisson(4.0), WithoutReplacement(4)):
         options["batching"] = batching
-        with pytest.raises(ValueError, match="key must be given where batches"):
+        with pytest.raises(ValueError, match="key must be given with "):
             robust_gradient_descent(location, jnp.zeros(2), data, **options)
 
 

@@ -218,7 +218,7 @@ def test_add_or_remove_costs_what_its_batches_cost(batching):
 def test_noise_that_follows_the_data_has_no_public_norm():
     trimmed = dpjax.estimators.TrimmedMean(0.2, -1.0, 1.0)
     run = training(estimator=trimmed, batching=Full(), monitor=0.1)
-    with pytest.raises(ValueError, match="estimator must be one of fixed noise"):
+    with pytest.raises(ValueError, match="estimator must be one whose noise has"):
         run.relative_noise(D)
     assert run.noise_multiplier == accounting.noise_multiplier(
         *BUDGET.values(), accounting.Sampling(num_steps=T, noise=trimmed.noise)
@@ -255,10 +255,10 @@ NO_RELATION = {"relation": ADD_OR_REMOVE_ONE, "batching": Disjoint()}
 test_wrong_combinations_are_named = refused(
     lambda options: training(**options),
     ({"estimator": CASES["disjoint"][0]}, r"batching must be Full\(\) or Disjoint"),
-    ({"noise": BANDS}, "estimator must be given with noise"),
+    ({"noise": BANDS}, "estimator must be given with correlated noise"),
     ({"noise": 3} | CLIPPED, "noise must be a strategy"),
     ({"noise": BUFFERED} | CLIPPED, "batching must be given with Buffered"),
-    ({"monitor": 0.1, "noise": BANDS} | CLIPPED, "monitor must be None with noise"),
+    ({"monitor": 0.1, "noise": BANDS} | CLIPPED, "monitor must be None with corr"),
     ({"optimizer": None, "estimator": SCALED}, "optimizer must be given with Scaled"),
     ({"optimizer": 3}, r"transforms\[1\] must be an optax"),
     (NO_RELATION, "relation must be REPLACE_ONE with Disjoint"),

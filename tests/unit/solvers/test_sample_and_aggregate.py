@@ -129,5 +129,5 @@ def test_results_and_options_that_do_not_fit_are_named():
     for result in (jnp.zeros(2, "complex64"), jnp.zeros(0)):
         with pytest.raises(ValueError, match="the result of fit_fn must be a pytree"):
             solve(data, lambda subset, x=result: x)
-    with pytest.raises(ValueError, match="center must be given if vectorize is false"):
+    with pytest.raises(ValueError, match="center must be given if vectorize is False"):
         solve(data, vectorize=False)

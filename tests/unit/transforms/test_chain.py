@@ -174,7 +174,7 @@ def test_noise_that_is_not_known_is_refused(name):
     optimizer = REFUSED[name](scale_by_dp_adam())
     grads, params = jax.ShapeDtypeStruct((8, 2), jnp.float32), jnp.zeros(2)
     state = optimizer.init(params)
-    with pytest.raises(ValueError, match="noise_stddev must be known: put scale_by"):
+    with pytest.raises(ValueError, match="noise_stddev must be given: put scale_by"):
         jax.eval_shape(optimizer.update, grads, state, params)
     adam, grads = scale_by_dp_adam(), {"w": jnp.ones(2)}
     with pytest.raises(ValueError, match="noise_stddev must be one leaf, or a pytree"):

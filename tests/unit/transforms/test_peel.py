@@ -232,7 +232,7 @@ def test_a_moving_average_is_the_mean_of_ten_iterates_then_of_fixed_weights():
 def test_average_state_must_be_there_once():
     twice = optax.chain(average_iterates(), average_iterates())
     for optimizer in (optax.sgd(0.1), twice):
-        with pytest.raises(ValueError, match="state must be a state with exactly one"):
+        with pytest.raises(ValueError, match="state must be the state of an optimizer"):
             average_params(optimizer.init(jnp.zeros(2)))
 
 

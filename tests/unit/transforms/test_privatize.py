@@ -343,7 +343,7 @@ test_what_does_not_fit_a_trimmed_mean_is_named = refused(
     (lambda: updated(of_trimmed(), ROWS, **MASK), "must be one that takes masks"),
     (lambda: updated(of_trimmed(sampled=False), ROWS, **MASK), "padding_example must"),
     (lambda: of_trimmed(relation=ADD_OR_REMOVE_ONE), "must be one that takes masks"),
-    (lambda: of_trimmed(noise=BinaryTree(4)), "noise must be a strategy of dpjax"),
+    (lambda: of_trimmed(noise=BinaryTree(4)), "noise must be None with Trimmed"),
     (lambda: updated(of_trimmed(), ROWS[:2]), "num_samples must be more than the 2"),
     (lambda: updated(of_trimmed(), {"a": ROWS, "b": ROWS[:5]}), "arrays that share"),
 )

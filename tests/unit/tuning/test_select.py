@@ -243,7 +243,7 @@ def test_a_search_that_was_killed_goes_on_and_runs_nothing_twice(tmp_path):
     assert_same(search(0)[0], expected)  # finished: the same release
     twice = dataclasses.replace(BY_DRAW, fn=lambda params, key: 2 * params["draw"])
     for other in {"key": jax.random.key(7)}, {"mean_trials": 11.0}, {"score": twice}:
-        with pytest.raises(ValueError, match="checkpoint must be of the same run"):
+        with pytest.raises(ValueError, match="checkpoint must be new or of this run"):
             search(0, **other)
     with pytest.raises(ValueError, match="privacy must be None with a checkpoint"):
         search(0, privacy=COST)
@@ -279,12 +279,12 @@ test_bad_searches_are_refused = refused(
     ({"train_fn": costly(PrivacyGuarantee.non_private())}, "finite: the best of"),
     ({"epsilon": 0.2}, "epsilon must be at least 0.2"),
     ({"train_fn": OF_OTHERS}, "the relation of a run"),
-    ({"train_fn": DRAWN}, "base must be the guarantee of independent runs"),
+    ({"train_fn": DRAWN}, "base must be the guarantee of runs that do not"),
     ({"train_fn": DRAWN, "privacy": COST}, "privacy must be the guarantee of"),
     ({"train_fn": OF_OTHERS, "score": ADDED}, "the relation of a score on a h"),
     ({"train_fn": lambda candidate, key: candidate}, "what train_fn returns must"),
-    ({"distribution": "poisson"}, "default must be given where poisson"),
-    ({"score": toy}, "score must be a Score"),
+    ({"distribution": "poisson"}, "default must be given with distribution 'poisson'"),
+    ({"score": toy}, "score must be a dpjax.tuning.Score"),
     ({"score": ROWS}, r"score.fn\(...\) must be a scalar"),
 )
 

@@ -72,7 +72,7 @@ def test_the_price_is_that_of_the_call():
     assert solution.privacy == plain.privacy
     assert plain.standard_errors is None
     assert plain.correlations is None
-    with pytest.raises(ValueError, match="standard_errors is None; it must be those"):
+    with pytest.raises(ValueError, match="standard_errors must be those of a solver"):
         plain.interval()
     for level in (0.0, 1.0, 95, np.nan):
         with pytest.raises(ValueError, match="level must be strictly between 0 and 1"):
@@ -91,7 +91,7 @@ test_what_has_no_intervals_is_named = refused(
     ({"loss": losses.softmax(3)}, "loss must be squared, logistic, Huber, Poisson"),
     ({"loss": losses.log_link(1.5)}, "loss must be squared, logistic, Huber, Pois"),
     ({"data": (np.ones((9, 1)), np.ones(9)), "intercept": 0}, "features must be"),
-    ({"max_features": 2}, "max_features must be None if there are to be intervals"),
+    ({"max_features": 2}, "max_features must be None if intervals is True"),
 )
 
 
