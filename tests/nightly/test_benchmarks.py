@@ -79,15 +79,12 @@ def test_targets_are_judged_by_their_ratio(target, value, is_reached, factor):
     assert verdict.other == best
 
 
-def test_a_target_without_its_numbers_is_not_judged():
-    for target in (
-        Target("absent", ["a"], at_most=1),
-        Target("a", ["absent"], at_most=1),
-        Target("a", ["a"], at_most=1, quantity="peak_bytes"),
-        Target("a", at_least=1, quantity="copy_share"),
-    ):
-        assert target.judge([measurement("a")], SPEED) is None
-        assert target.judge([], SPEED) is None
+@pytest.mark.parametrize("measured", [[], [measurement("a")]])
+def test_a_target_without_its_numbers_is_not_judged(measured):
+    unknown = [Target(*x, at_most=1) for x in (("absent", ["a"]), ("a", ["absent"]))]
+    unknown += [Target("a", ["a"], at_most=1, quantity="peak_bytes")]
+    unknown += [Target("a", at_least=1, quantity="copy_share")]
+    assert all(target.judge(measured, SPEED) is None for target in unknown)
 
 
 def test_targets_name_methods_of_their_case():
@@ -177,8 +174,7 @@ def test_a_case_runs_and_leaves_out_what_fails():
     for one in (ours, host):
         assert one.repeats == 4
         assert 0 < one.quartiles[0] <= one.seconds <= one.quartiles[1]
-    assert found.alone_seconds > 0
-    assert ours.compile_seconds > 0
+    assert min(found.alone_seconds, ours.compile_seconds) > 0
     assert ours.moved_bytes == 1024
     assert host.compile_seconds is host.temporary_bytes is None
 

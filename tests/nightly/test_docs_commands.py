@@ -91,7 +91,7 @@ def run(path, folder):
             schema.write_text(code)
         if language != "sh":
             continue
-        said, open_lines = "", ""
+        printed, open_lines = "", ""
         for line in code.replace("\\\n", " ").splitlines():
             open_lines += line + "\n"
             if open_lines.count("(") != open_lines.count(")"):
@@ -105,19 +105,16 @@ def run(path, folder):
                 if not command.startswith("dpjax schema"):
                     loss = "logistic" if "--loss logistic" in command else "squared"
                     schema.write_text(COLUMNS + TARGETS[loss])
-            said += said_by(command)
+            printed += printed_by(command)
         if behind and behind[0] == "text":
-            yield behind[1], said
+            yield behind[1], printed
 
 
-def said_by(command):
+def printed_by(command):
     if not command.startswith("dpjax "):
-        run = subprocess.run(
-            ["bash", "-euo", "pipefail", "-c", command],
-            env={**os.environ, "REPOSITORY": str(ROOT), "PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            text=True,
-        )
+        words = ["bash", "-euo", "pipefail", "-c", command]
+        env = {**os.environ, "REPOSITORY": str(ROOT), "PYTHONPATH": str(ROOT)}
+        run = subprocess.run(words, env=env, capture_output=True, text=True)
         assert run.returncode == 0, (command, run.stderr)
         return run.stdout
     result = invoke(*command.split()[1:])
@@ -216,17 +213,14 @@ def test_the_walk_is_as_it_is_shown(folder, drawn):
         assert f"{np.exp(float(power)):.{digits}f}" == value
     reports = []  # without styles, pictures and tags
     for path in REPORT:
-        html = re.sub(
-            r"<style.*?</style>|data:[^\"]*", "", path.read_text(), flags=re.S
-        )
+        html = re.sub(r"(?s)<style.*?</style>|data:[^\"]*", "", path.read_text())
         html = re.sub(r"\s*\n\s*", "\n", re.sub(r"<[^>]*>", "\n", html))
         reports.append(html.strip())
     assert is_shown(*reports), KEEP
     for (name, _), figure in zip(KEPT.items(), drawn, strict=False):
-        kept = (DOCS / "static" / name).read_text()
-        assert is_shown(
-            re.search("<!--\n(.*?)\n-->", kept, re.S)[1], points_of(figure)
-        ), KEEP
+        picture = (DOCS / "static" / name).read_text()
+        points = re.search("<!--\n(.*?)\n-->", picture, re.S)[1]
+        assert is_shown(points, points_of(figure)), KEEP
         assert f"static/{name}\n" in page
 
 
@@ -259,13 +253,11 @@ def keep():
         text = re.sub(r"\.dev\d+\+\w+", "", REPORT[1].read_text())
         REPORT[0].write_text(text)
         for (kept, made), figure in zip(KEPT.items(), figures, strict=False):
-            text = re.sub(
-                r"\s*<metadata>.*?</metadata>", "", Path(made).read_text(), flags=re.S
-            )
+            text = Path(made).read_text()
+            text = re.sub(r"(?s)\s*<metadata>.*?</metadata>", "", text)
             text = re.sub(r"\b([1-9]\d*\.\d\d)\d+", r"\1", text)
-            (DOCS / "static" / kept).write_text(
-                f"{text}<!--\n{points_of(figure)}\n-->\n"
-            )
+            text += f"<!--\n{points_of(figure)}\n-->\n"
+            (DOCS / "static" / kept).write_text(text)
 
 
 if __name__ == "__main__":

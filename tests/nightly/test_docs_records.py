@@ -91,19 +91,15 @@ def test_numbers_of_the_readme_are_those_of_the_records():
     )
     readme = " ".join((ROOT / "README.md").read_text().split())
     sizes = [f"{x.peak_bytes / 2**20:.0f} MiB" for x in (clipping, optax)]
-    times = [
-        f"{1e3 * x:.0f} ms" for x in (clipping.seconds, optax.seconds, best, opacus)
-    ]
+    seconds = clipping.seconds, optax.seconds, best, opacus
+    times = [f"{1e3 * x:.0f} ms" for x in seconds]
     for text in (
         *(f"is {curves}. Boosted", f"have {trees}, the linear model {line}, and the"),
         *(f"InterpretML {rival}.", f"excess test risk is {ours[0]:.2f} times"),
         *(f"more settings, {wide[0]:.2f} times", f"takes {times[0]} and {sizes[0]} on"),
         f"optax's takes {times[1]} and {sizes[1]}, jax_privacy's {times[2]} at",
-        *(
-            f"Opacus' {times[3]} in",
-            f"{len(audits)} releases were attacked, with up to",
-        ),
-        *(f"{most:,} draws each", f"the closest attack proved {closest:.0f} percent"),
+        f"{len(audits)} releases were attacked, with up to {most:,} draws each",
+        *(f"Opacus' {times[3]} in", f"closest attack proved {closest:.0f} percent"),
         f"the steps of `dp_linear_model` proved {int(shares['dp_linear_model'])} "
         f"percent, and {int(shares['dp_linear_model_features'])} with chosen features",
     ):
@@ -112,7 +108,7 @@ def test_numbers_of_the_readme_are_those_of_the_records():
 
 def test_winners_are_measured(tmp_path, monkeypatch):
     sizes = {"NUM_SAMPLES": 200, "NUM_FEATURES": (2,), "TAIL_INDICES": (3.0,)}
-    for name, value in {**sizes, "REPETITIONS": 2}.items():
+    for name, value in (sizes | {"REPETITIONS": 2}).items():
         monkeypatch.setattr(winners, name, value)
     methods = lambda _, d: {"zero": [lambda *run: jnp.zeros(d)]}  # noqa: E731
     monkeypatch.setattr(winners, "_methods", methods)

@@ -44,12 +44,8 @@ def record():
     return catalogue.read(guarantees.RECORD)
 
 
-@pytest.fixture(scope="module")
-def page():
-    return guarantees.PAGE.read_text()
-
-
-def test_the_page_is_what_the_command_writes(page, record):
+def test_the_page_is_what_the_command_writes(record):
+    page = guarantees.PAGE.read_text()
     assert page == guarantees.page(record), "run `python -m benchmarks guarantees`"
 
 
@@ -73,21 +69,21 @@ def public_functions():
             yield from ((f"{module}.{name}.{x}", getattr(value, x)) for x in inner)
 
 
-def test_nothing_public_is_forgotten(page):
-    found = set()
+def test_every_public_release_is_stated_on_the_page():
+    random, page = set(), guarantees.PAGE.read_text()
     for name, value in public_functions():
         with contextlib.suppress(TypeError, ValueError):  # the class of an exception
             is_random = SOURCES & set(inspect.signature(value).parameters)
             if is_random and not name.startswith("datasets."):  # made-up data
-                found.add(name)
-    assert set(NO_RELEASE) <= found
-    states = {name for name in found if name.endswith("State")}  # what a release keeps
+                random.add(name)
+    assert set(NO_RELEASE) <= random
+    states = {name for name in random if name.endswith("State")}  # a release keeps them
     stated = {
         f"{package.__name__.removeprefix('dpjax.')}.{one.name}"
         for package in LAYERS
         for one in guarantees.statements(package)
     }
-    assert found - set(NO_RELEASE) - states <= stated
+    assert random - set(NO_RELEASE) - states <= stated
     for name in stated:
         assert f"`{name.split('.')[1]}`" in page
     assert dpjax.dp_sgd is transforms.dp_sgd  # what the top level repeats
@@ -114,7 +110,7 @@ def test_every_case_attacks_one_release(record):
 
 
 @pytest.mark.parametrize("name", PITFALLS)
-def test_pitfall(name):
+def test_a_pitfall_is_shown_as_it_is_seen(name):
     code = "".join(re.findall(r"```pycon\n(.*?)```", SETUP + PITFALLS[name], re.S))
     flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
     test = doctest.DocTestParser().get_doctest(code, {}, name, None, None)

@@ -37,17 +37,15 @@ def test_links_lead_somewhere():
             assert f"## {anchor.replace('-', ' ')}" in lines, target
 
 
-def test_table(capsys):
+def test_the_model_of_a_table_has_little_loss(capsys):
     names = run_example("A table")
     assert "at most e^1 = 2.72" in capsys.readouterr().out.replace("\n", " ")
-    features, labels = (np.asarray(x) for x in names["data"])
-    margins = (
-        features @ np.asarray(names["solution"].params) * np.where(labels > 0, 1, -1)
-    )
+    features, labels = map(np.asarray, names["data"])
+    margins = features @ names["solution"].params * np.where(labels > 0, 1, -1)
     assert np.logaddexp(0, -margins).mean() < 0.33  # 0.32 without privacy
 
 
-def test_commands_of_a_table(tmp_path, monkeypatch):
+def test_commands_of_a_table_print_what_is_shown(tmp_path, monkeypatch):
     section = README.read_text().split("## A table\n")[1]
     code = re.search(r"```sh\ntable=(\S+)\n(.*?)```", section, re.DOTALL)
     table, lines = README.parent / code[1], code[2].replace("\\\n", " ")
@@ -67,7 +65,7 @@ def test_commands_of_a_table(tmp_path, monkeypatch):
         assert measure in said
 
 
-def test_loop(capsys):
+def test_the_loop_learns(capsys):
     names = run_example("A loop")
     # It learned: of the distance from zero, less than a tenth is left.
     error = np.asarray(names["params"]) - np.arange(5.0)

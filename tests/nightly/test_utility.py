@@ -1,4 +1,4 @@
-"""Models of tables: problems, the bar, rivals priced right, record, verdicts."""
+"""Models of tables and deep networks: problems, the bar, rivals priced, verdicts."""
 
 import dataclasses
 import importlib.util
@@ -11,19 +11,15 @@ from scipy import stats
 
 from benchmarks.__main__ import main
 from benchmarks.comparison import LARGEST_EXCESS
+from benchmarks.deep import methods as deep
+from benchmarks.deep import tasks
 from benchmarks.record import Record, read
-from benchmarks.utility import (
-    hindsight,
-    page,
-    peers,
-    predictions,
-    problems,
-    tuning,
-)
+from benchmarks.utility import hindsight, page, peers, predictions, problems, tuning
 from benchmarks.utility.hindsight import Setting
 from benchmarks.utility.methods import METHODS
 from benchmarks.utility.problems import Problem
-from dpjax.accounting import gaussian_stddev
+from dpjax import accounting
+from dpjax.accounting import gaussian_stddev, noise_multiplier_to_epsilon
 
 KEYS = jax.random.split(jax.random.key(3), 2)
 RUN = {"cores": 2, "processor": "a processor", "accelerator": None, "python": "3.11"}
@@ -249,3 +245,42 @@ def test_every_model_predicts_the_test_set(name, loss):
     constant = data.reference_risk + data.intercept_excess
     assert np.mean(found["excess"]) < constant * (1.3 if name == "constant" else 1)
     assert ("auc" in found) == (loss == "logistic")
+
+
+@pytest.mark.parametrize("num_bands", [1, 4])
+def test_a_plan_costs_its_epsilon(num_bands):
+    how, last, strategy = deep.plan(1_600, 3.0, 1e-4, 40, num_bands), 1.0, {}
+    if num_bands > 1:
+        sums = np.tri(40) @ np.linalg.inv(how.noise.matrix())
+        last = np.linalg.norm(sums[-1]) / np.sqrt(40)
+        strategy = {"strategy": how.noise}
+    sampling = how.batching.sampling(1_600, 40, **strategy)
+    assert how.stddev == pytest.approx(2 * how.multiplier / 100 * last)
+    assert 2.97 < noise_multiplier_to_epsilon(how.multiplier, 1e-4, sampling) <= 3.0
+
+
+def test_a_last_layer_anew_is_paid_with_the_steps():
+    how = deep.plan(1_600, 3.0, 1e-4, 40, head_share=0.4)
+    sampling = how.batching.sampling(1_600, 40)
+    steps = noise_multiplier_to_epsilon(how.multiplier, 1e-4, sampling)
+    # What dp_linear_model takes at that epsilon, for all of its releases.
+    release = accounting.Sampling(num_steps=1)
+    head = accounting.noise_multiplier(how.head_epsilon, 1e-4, release)
+    both = dataclasses.replace(sampling, other_multiplier=head)
+    assert 2.97 < noise_multiplier_to_epsilon(how.multiplier, 1e-4, both) <= 3.0
+    assert max(steps, how.head_epsilon) < 2.7 < steps + how.head_epsilon
+
+
+def test_hindsight_takes_the_best_of_its_grid_and_reports_fresh_keys(monkeypatch):
+    grid = {"NORMS": (1.0, 10.0), "RATES": (0.001, 1.0), "STEPS": (10,)}
+    for name, values in grid.items():
+        monkeypatch.setattr(deep, name, values)
+    task, key = tasks.task("digits"), jax.random.key(0)
+    losses = deep.grid_losses(task, deep.METHODS["hindsight"], 8.0, key)
+    assert len(losses) == 4
+    best = min(losses, key=lambda one: losses[one])
+    assert best.learning_rate == 1.0
+    assert losses[best] < 0.9 * losses[deep.Setting(1.0, 0.001, 10)]
+    found = deep.run_one(task, "hindsight", 8.0, 2)
+    assert (found["facts"]["rate"], found["facts"]["num_steps"]) == (1.0, 10)
+    assert found["excess"][0] != found["excess"][1]

@@ -30,18 +30,17 @@ def check_residual(
         iterates, source = [np.zeros(size)], np.random.default_rng(transport.party)
         recorder = Recorder(transport, ends=drops.get(transport.party))
         threats = {"max_colluding": max_colluding, "max_dropouts": dropouts}
+
+        def watch(_, params):
+            iterates.append(np.asarray(params, float))
+
         solution = solvers.dp_multiparty_gradient_descent(
-            *(losses.squared, jnp.zeros(size)),
-            (jnp.zeros((2, size)), jnp.zeros(2)),
+            *(losses.squared, jnp.zeros(size), (jnp.zeros((2, size)), jnp.zeros(2))),
             secure_sum=SecureSum(
                 recorder, test_only_random_bytes=source.bytes, **threats
             ),
-            estimator=Clipping(1.0),
-            learning_rate=1.0,
-            num_steps=num_steps,
-            execution=solvers.Execution(
-                callback=lambda _, params: iterates.append(np.asarray(params, float))
-            ),
+            **{"estimator": Clipping(1.0), "learning_rate": 1.0},
+            **{"num_steps": num_steps, "execution": solvers.Execution(callback=watch)},
             **BUDGET,
         )
         return np.array(iterates), solution.stats

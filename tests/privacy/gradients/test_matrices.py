@@ -6,16 +6,9 @@ import numpy as np
 import pytest
 
 import dpjax
-from dpjax import losses
+from dpjax import estimators, losses
 from dpjax.batching import Poisson
-from dpjax.estimators import (
-    Clipping,
-    Grouped,
-    MedianOfMeans,
-    Normalization,
-    SmoothedClipping,
-    TrimmedMean,
-)
+from dpjax.estimators import Clipping
 from dpjax.gradients import _products, by_user, robust_grad
 from dpjax.gradients._factored import FactoredSamples
 from dpjax.solvers import dp_gradient_descent
@@ -143,9 +136,10 @@ NUM_ROWS = 8
 PARAMS = {"w": jnp.zeros((50, 60)), "b": jnp.zeros(1000)}
 USERS = {"user_ids": jnp.arange(NUM_ROWS), "num_users": NUM_ROWS, "records_per_user": 1}
 CLIPPING = Clipping(1.0)
-ESTIMATORS = [CLIPPING, SmoothedClipping(1.0), Normalization(1.0)]
-ESTIMATORS += [Grouped(Clipping(jnp.ones(2)), ("w", "b")), MedianOfMeans(CLIPPING, 2)]
-ESTIMATORS += [TrimmedMean(0.2, -1.0, 1.0)]
+ESTIMATORS = [CLIPPING, estimators.SmoothedClipping(1.0), estimators.Normalization(1.0)]
+ESTIMATORS += [estimators.Grouped(Clipping(jnp.ones(2)), ("w", "b"))]
+ESTIMATORS += [estimators.MedianOfMeans(CLIPPING, 2)]
+ESTIMATORS += [estimators.TrimmedMean(0.2, -1.0, 1.0)]
 ONE_FACTOR = "ceil("  # in the program below, of nothing else
 
 
