@@ -159,7 +159,7 @@ class Attack(NamedTuple):
         return eta, matrix
 
     def _log_densities(self, points, convexity, stddev):
-        """Yields, of both records, the noise of each point and its log density + c."""
+        """Yields each point's noise and log density, up to a constant, by record."""
         for record in self.records:
             eta, matrix = self._map(points, record, convexity)
             determinant = np.log(np.linalg.det(matrix))

@@ -26,10 +26,8 @@ SCHEMA = """\
 columns.x = {center = 0, scale = 1}
 columns.job = {categories = ["cook", "smith"]}
 """
-SQUARED, JOBS = (
-    'target = {column = "y", center = 0, scale = 2}\n',
-    SCHEMA.split("\n", 1)[1],
-)
+SQUARED = 'target = {column = "y", center = 0, scale = 2}\n'
+JOBS = SCHEMA.split("\n", 1)[1]
 SCHEMAS = {
     "squared": SCHEMA + SQUARED,
     "logistic": SCHEMA + 'target = {column = "y", positive = "1.5"}\n',
@@ -69,10 +67,7 @@ class Commands:
 
     def __init__(self, hooks, folder, patch):
         self.hooks, self.folder = hooks, folder
-        self.runs: list = []
-        self.prices: list = []
-        self.stated: list = []
-        self.ticks: list[tuple] = []
+        self.runs, self.prices, self.stated, self.ticks = [], [], [], []
         self.drawn, self.is_reported = 0, False
         patch.chdir(folder)
         patch.setattr(os, "urandom", self.urandom)

@@ -100,10 +100,10 @@ def refuse_interference(hooks, case, owner=0, ends=None, names=tuple(NEIGHBOURS)
                 assert is_cut  # it has dropped out, and need not be told
                 return str(error)
 
-        found = parties.run_parties(party_fn, len(SIZES))
-        first = found[0] if is_objective else found[0][0]
+        results = parties.run_parties(party_fn, len(SIZES))
+        first = results[0] if is_objective else results[0][0]
         guarantees.append(first.privacy)
-        return first if is_objective else (found, [sent[k] for k in range(len(SIZES))])
+        return first if is_objective else (results, [*map(sent.get, range(len(SIZES)))])
 
     Released.hooks = hooks
     shown = hooks.record(partial(run, tables[owner]))

@@ -76,9 +76,9 @@ def descent(estimator=CLIPPING, **options):
         TICKS.clear()
         given = {"epsilon": 1.0 + i, "delta": 1e-5, "learning_rate": 0.1, "key": key}
         given |= {"execution": solvers.Execution(callback=tick), "num_steps": 4}
-        problem = losses.squared, jnp.zeros(D), data
+        given |= {"estimator": estimator} | options
         solution = solvers.dp_gradient_descent(
-            *problem, estimator=estimator, **given, **options
+            losses.squared, jnp.zeros(D), data, **given
         )
         jax.effects_barrier()
         solution.stats["ticks"] = list(TICKS)
@@ -92,9 +92,9 @@ def description(data, key, i, **options):
     frame = {"x": features[:, 0], "y": targets, "by": features[:, 1] > 0}
     schema = {"x": Numeric(0, 2, limit=1), "y": None, "by": Categorical(("true",))}
     budget = {"epsilon": 1.0 + i, "delta": 1e-5}
-    found = dpjax.describe(frame, schema, key=key, by="by", **budget, **options)
-    shown = found.rows, found.edges, found.to_json(), found.to_html()
-    return solvers.Solution(shown, found.privacy, {})
+    one = dpjax.describe(frame, schema, key=key, by="by", **budget, **options)
+    shown = one.rows, one.edges, one.to_json(), one.to_html()
+    return solvers.Solution(shown, one.privacy, {})
 
 
 def training(**options):
@@ -148,10 +148,8 @@ OPTIONS = {
     ),
     **{
         f"training, {type(x).__name__}": training(
-            noise=x,
-            estimator=estimators.MedianOfMeans(CLIPPING, 3),
-            batching=batching.Full(),
-            optimizer=optax.sgd(0.1, momentum=0.5),
+            **{"noise": x, "estimator": estimators.MedianOfMeans(CLIPPING, 3)},
+            **{"batching": batching.Full(), "optimizer": optax.sgd(0.1, momentum=0.5)},
         )
         for x in (
             mechanisms.BandedToeplitz.square_root(4, 3),
