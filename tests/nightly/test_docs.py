@@ -102,7 +102,7 @@ def test_site_is_built_without_warnings_and_asks_no_other_host(tmp_path):
 
     content = (site / "objects.inv").read_bytes()
     kinds = InventoryFile.loads(content, uri="").data
-    assert public_names() <= {name for found in kinds.values() for name in found}
+    assert public_names() <= {name for names in kinds.values() for name in names}
 
 
 FOLDER = DOCS / "privacy" / "proofs"
@@ -135,8 +135,8 @@ def test_statements_are_numbered_and_anchored_once():
     pages = sorted({page for page, _ in numbers})
     assert pages == list(range(1, len(pages) + 1))
     for page in pages:
-        found = [number for one, number in numbers if one == page]
-        assert found == list(range(1, len(found) + 1))
+        own = [number for one, number in numbers if one == page]
+        assert own == list(range(1, len(own) + 1))
     assert len({one.anchor for one in STATEMENTS}) == len(STATEMENTS)
     written = "".join(page.read_text() for page in FOLDER.glob("*.md"))
     assert written.count("\n(proof-") == len(STATEMENTS)

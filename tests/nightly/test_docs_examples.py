@@ -41,8 +41,8 @@ def test_examples_of_a_page_run(path, code, capsys):
     # Printed by one line, which says what, or in a loop, after which it is said.
     expected, is_loop = [], False
     for line in code.splitlines():
-        if said := re.match(r"print\(.*\)  # (.*)", line):
-            expected.append(said[1])
+        if comment := re.match(r"print\(.*\)  # (.*)", line):
+            expected.append(comment[1])
         elif line.startswith("#> "):
             expected.append(line[3:])
         elif is_loop and line.startswith("# "):

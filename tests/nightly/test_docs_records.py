@@ -35,13 +35,13 @@ def test_pages_and_pictures_are_of_their_records(tmp_path, monkeypatch):
     written += utility.write(tmp_path / "UTILITY.md")
     written += deep.write(tmp_path / "DEEP.md")
     written += coverage.write(tmp_path / "COVERAGE.md")
-    kept = {record.ROOT / path.relative_to(tmp_path): path for path in written}
+    files = {record.ROOT / path.relative_to(tmp_path): path for path in written}
     drawn = plots.write(tmp_path)
-    kept |= {DOCS / "plots" / path.name: path for path in drawn}
-    for old, new in kept.items():
+    files |= {DOCS / "plots" / path.name: path for path in drawn}
+    for old, new in files.items():
         assert content(old) == content(new), "run `python -m benchmarks report`"
     pictures = [*(DOCS / "plots").iterdir(), *(record.ROOT / "plots").rglob("*.png")]
-    assert set(pictures) == {path for path in kept if path.suffix != ".md"}
+    assert set(pictures) == {path for path in files if path.suffix != ".md"}
     assert sum(path.stat().st_size for path in pictures) < 2_150_000
     for light, dark in zip(drawn[::2], drawn[1::2], strict=True):
         assert content(light) == content(dark)

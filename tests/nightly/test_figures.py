@@ -69,7 +69,7 @@ def test_a_panel_runs(name, size, tmp_path):
 
 def test_a_finished_cell_is_not_run_again(tmp_path, monkeypatch):
     name, solved = "004-1a", runner._solved
-    _, whole, cells = run(name, tmp_path / "whole")
+    _, expected, cells = run(name, tmp_path / "whole")
     assert cells == [(0, 2), (1, 2), (2, 2)]
 
     def killed(panel, setting, method, *rest):
@@ -87,8 +87,8 @@ def test_a_finished_cell_is_not_run_again(tmp_path, monkeypatch):
     assert len(list((tmp_path / "killed" / "cells").iterdir())) == 1
     _, resumed, _ = run(name, tmp_path / "killed")
     assert first not in {epsilon for epsilon, _ in calls[10:]}
-    assert resumed.equals(whole)
-    assert not run(name, tmp_path / "other", seed=1)[1].equals(whole)
+    assert resumed.equals(expected)
+    assert not run(name, tmp_path / "other", seed=1)[1].equals(expected)
 
 
 def test_clipping_takes_the_candidate_that_ends_best(tmp_path, monkeypatch):
@@ -121,9 +121,9 @@ def test_repetitions_side_by_side_have_the_same_values(tmp_path, monkeypatch):
 
 def test_the_command_lists_runs_and_draws(tmp_path, monkeypatch, capsys):
     command.main(["figures", "list"])
-    said = capsys.readouterr().out
-    assert sorted(x.split()[0] for x in said.splitlines()) == sorted([*NAMES, *REPEATS])
-    assert "001-5   repeats 001-1\n001-6   repeats 001-2\n002-1a  " in said
+    text = capsys.readouterr().out
+    assert sorted(x.split()[0] for x in text.splitlines()) == sorted([*NAMES, *REPEATS])
+    assert "001-5   repeats 001-1\n001-6   repeats 001-2\n002-1a  " in text
     at = Panel.at
     monkeypatch.setattr(Panel, "at", lambda self, size: at(self, Size.SMOKE))
     command.main(["figures", "run", "004-1b", "--out", str(tmp_path)])
@@ -200,14 +200,10 @@ def test_a_law_without_a_mean_or_with_a_bad_parameter_is_refused():
 
 def test_label_noise_of_paper_001_is_centred_log_logistic(key):
     # P(y = +1) = P(<w*, x> + e < 0); with w* = 0 it is P(e < 0), the law at its mean.
-    problem = datasets.logistic_model(
-        key,
-        num_samples=40_000,
-        num_features=1,
-        noise_law=laws.LogLogistic(location=0.2, scale=0.2).centered(),
-        sign=-1,
-        params_fn=lambda key, num_features: jnp.zeros(num_features),
-    )
+    options = {"num_samples": 40_000, "num_features": 1, "sign": -1}
+    options["noise_law"] = laws.LogLogistic(location=0.2, scale=0.2).centered()
+    zero = lambda key, num_features: jnp.zeros(num_features)  # noqa: E731
+    problem = datasets.logistic_model(key, params_fn=zero, **options)
     law, _ = FISK
     positives = int((problem.targets > 0).sum())
     probability = float(law.cdf(law.mean()))

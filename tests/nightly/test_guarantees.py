@@ -62,11 +62,10 @@ def public_functions():
         package = importlib.import_module(f"dpjax.{module}")
         for name in getattr(package, "__all__", ()):
             value = getattr(package, name)
-            inner = (
-                [x for x in dir(value) if x[0] != "_"] if inspect.isclass(value) else []
-            )
             yield f"{module}.{name}", value
-            yield from ((f"{module}.{name}.{x}", getattr(value, x)) for x in inner)
+            for inner in dir(value) if inspect.isclass(value) else ():
+                if inner[0] != "_":
+                    yield f"{module}.{name}.{inner}", getattr(value, inner)
 
 
 def test_every_public_release_is_stated_on_the_page():
@@ -101,12 +100,13 @@ def test_every_claim_has_neighbours_and_a_source():
 def test_every_case_attacks_one_release(record):
     claims = [one for package in LAYERS for one in guarantees.statements(package)]
     claims = [one.name for one in claims if not one.is_free]
-    found = guarantees.audited(claims, list(record))
+    cases_of = guarantees.audited(claims, list(record))
     # The page says of these that they are not audited, and why.
     elsewhere = {"dp_select", "clipped_loss"}  # tests/nightly/tuning
-    missing = {name for name, names in found.items() if not names}
+    missing = {name for name, names in cases_of.items() if not names}
     assert missing == {"SecureSum", *elsewhere}
-    assert sorted(case for names in found.values() for case in names) == sorted(record)
+    attacking = [case for names in cases_of.values() for case in names]
+    assert sorted(attacking) == sorted(record)
 
 
 @pytest.mark.parametrize("name", PITFALLS)
@@ -165,10 +165,10 @@ def test_the_record_is_taken_up_where_it_ended(tmp_path, monkeypatch):
 def test_the_record_is_found_again(name, record):
     case = cases()[name]
     assert record[name].is_of(case), AUDIT
-    found = catalogue.audit(case)
+    audit = catalogue.audit(case)
     # Another machine's floats may put a few releases on the other side of a threshold.
-    assert found.epsilon == pytest.approx(record[name].epsilon, abs=0.02 * found.claim)
-    assert found.epsilon <= found.claim
+    assert audit.epsilon == pytest.approx(record[name].epsilon, abs=0.02 * audit.claim)
+    assert audit.epsilon <= audit.claim
 
 
 def test_the_page_rounds_claims_up_and_bounds_down(record):
@@ -191,8 +191,7 @@ def run(capsys):
             main(["audit", *map(str, arguments)])
         except SystemExit as end:
             code = end.code
-        printed = capsys.readouterr()
-        return " ".join(printed.out.split()), code
+        return " ".join(capsys.readouterr().out.split()), code
 
     return of
 

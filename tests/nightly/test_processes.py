@@ -48,11 +48,11 @@ def job(folder, num_processes, *tasks):
     place = f"127.0.0.1:{free_port(0)}", num_processes
     commands = [[WORKER, *place, i, folder, *tasks] for i in range(num_processes)]
     codes, lines, _, errors = run_processes(commands, [OPTIONS] * num_processes)
-    found = [json.loads(line) for one in lines for line in one]
+    results = [json.loads(line) for one in lines for line in one]
     if "kill" in tasks:
-        return codes, errors, found
-    assert codes == [0] * len(found) == [0] * num_processes, errors
-    return found
+        return codes, errors, results
+    assert codes == [0] * len(results) == [0] * num_processes, errors
+    return results
 
 
 def train(key=None, **options):
@@ -218,8 +218,8 @@ def test_each_process_fits_its_own_files(tmp_path):
     solution = solvers.dp_linear_model("squared", data, **options)
     released = json.loads((tmp_path / "model.json").read_text())
     assert list(released["weights"]) == ["b", "a", "c", "intercept"]
-    found = [*released["weights"].values()]
-    np.testing.assert_allclose(found, solution.params, rtol=1e-3, atol=1e-4)
+    weights = [*released["weights"].values()]
+    np.testing.assert_allclose(weights, solution.params, rtol=1e-3, atol=1e-4)
     assert (released["records"], released["used"]) == (N, N)
     assert [f"for {N} records" in text for text in out] == [True, False]
 

@@ -140,8 +140,8 @@ def test_a_text_of_arrow_that_is_not_utf8_is_replaced(tmp_path):
         table = pa.table({"a": column, "b": column})
         pq.write_table(table, tmp_path / "t.parquet")
         for source in (table, tmp_path / "t.parquet"):
-            found = model("towns").predict(source)
-            np.testing.assert_array_equal(found[1:], expected("towns")[1:])
+            means = model("towns").predict(source)
+            np.testing.assert_array_equal(means[1:], expected("towns")[1:])
 
 
 TABLES = {
@@ -200,6 +200,6 @@ def test_categories_are_told_apart_to_the_last_digit():
     labels = np.where(cells.array.codes == 0, "yes", "no")
     additive = DPAdditiveClassifier(epsilon=9.0, classes=["no", "yes"], random_state=0)
     additive.fit(pd.DataFrame({"a": cells, "b": 1.0}), labels)
-    found = additive.shapes_["a"]
-    assert found.grid.tolist() == [BIG, BIG - 1, 7, 0]
-    assert found.values[0] > found.values[1] + 1
+    shape = additive.shapes_["a"]
+    assert shape.grid.tolist() == [BIG, BIG - 1, 7, 0]
+    assert shape.values[0] > shape.values[1] + 1

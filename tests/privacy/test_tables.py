@@ -61,8 +61,8 @@ def hostile(encoding, end, delimiter):
     other = END_IN_CELL[end]
     lines += [f"a{other}b{delimiter}1", f"{other}", '"a' + other, f'b"{other}']
     lines += [f'"{delimiter * 150}x', "x" * 300]
-    found = [*map(written, lines), *(WIDE_BYTES if "16" in encoding else BYTES)]
-    return written, written(f"1{delimiter}p"), found
+    content = [*map(written, lines), *(WIDE_BYTES if "16" in encoding else BYTES)]
+    return written, written(f"1{delimiter}p"), content
 
 
 def records_of(path, lines, encoding, end):
@@ -142,8 +142,7 @@ def test_npz_files_hold_one_column_of_text_or_numbers_for_each_array(tmp_path):
     assert read_columns(path, ["y"])["y"].tolist() == ["a", "b"]
     for x, y, message in (
         (np.ones(3), np.ones(2), "one shape"),
-        (np.ones((3, 2)), np.ones((3, 2)), "one shape"),
-        (np.ones(()), np.ones(()), "one shape"),
+        *((np.ones(shape), np.ones(shape), "one shape") for shape in ((3, 2), ())),
         (np.ones(2, complex), np.ones(2), "text or numbers"),
         (np.array([1, "a"], object), np.ones(2), "allow_pickle"),
         (np.ones(0), np.ones(0), "at least one record"),
@@ -293,8 +292,8 @@ def test_bytes_that_do_not_decode_are_missing(csv_file, encoding, town):
     text_format = TextFormat(encoding=encoding)
     column = read_columns(path, ["y"], text_format=text_format)["y"]
     assert column.tolist() == [town, "Lier"]
-    found = Categorical(("Gh\u00e9nt", "Lier")).encode(column).tolist()
-    assert found == [[float(encoding is not None), 0.0], [0.0, 1.0]]
+    encoded = Categorical(("Gh\u00e9nt", "Lier")).encode(column).tolist()
+    assert encoded == [[float(encoding is not None), 0.0], [0.0, 1.0]]
 
 
 COMMA = {"decimal": ","}

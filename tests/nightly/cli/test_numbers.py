@@ -94,19 +94,19 @@ def right(frame, edges, by):
 
 def places_of(rows):
     """Returns rows by column, group, statistic and category, or index of the bin."""
-    found, bins = {}, {}
+    places, bins = {}, {}
     for row in rows:
         of, where = row.of, (row.column, row.group)
         if row.statistic == "histogram":
             of = bins[where] = bins.get(where, -1) + 1
-        found[*where, row.statistic, of] = row
-    return found
+        places[*where, row.statistic, of] = row
+    return places
 
 
 def assert_right(rows, truths):
-    found = places_of(rows)
+    by_place = places_of(rows)
     for place, truth in truths:
-        row = found[place]
+        row = by_place[place]
         assert row.low <= row.value <= row.high, place
         if place[2] in ("count", "missing", "histogram", "share"):
             assert row.value == pytest.approx(truth, abs=1e-9), place
@@ -118,8 +118,8 @@ def assert_right(rows, truths):
 
 def assert_possible(rows, num, by, total=None):
     """Asserts that numbers are possible ones, and agree."""
-    found, sizes = places_of(rows), {}
-    for (name, group, statistic, _), row in found.items():
+    by_place, sizes = places_of(rows), {}
+    for (name, group, statistic, _), row in by_place.items():
         low, high = {"share": (0, 1)}.get(statistic, (0, num))
         if statistic in ("mean", "median", "quantile 0.9"):
             low, high = LIMITS.get(name, (-np.inf, np.inf))
@@ -130,13 +130,14 @@ def assert_possible(rows, num, by, total=None):
     groups = {group for _, group in sizes} - {"(all)"}
     for name in SCHEMA:
         for group in ["(all)"] if by is None or name == by else groups:
-            cells = {k: r.value for k, r in found.items() if k[:2] == (name, group)}
+            cells = {k: r.value for k, r in by_place.items() if k[:2] == (name, group)}
             shares = [value for k, value in cells.items() if k[2] == "share"]
             assert not shares or sum(shares) == pytest.approx(1.0, abs=1e-9)
             if by is None:
                 size = total or sizes["age", group]
             else:
-                size = num if name == by else found[by, "(all)", "count", group].value
+                place = by, "(all)", "count", group
+                size = num if name == by else by_place[place].value
             assert sizes[name, group] == pytest.approx(size), (name, group)
             if name in ("free", *LIMITS):
                 bins = [value for k, value in cells.items() if k[2] == "histogram"]
@@ -153,11 +154,8 @@ def test_a_description_states_the_numbers_of_its_table(by):
         assert_possible(noisy.rows, NUM, by, NUM)
         if epsilon < EXACT:  # intervals of 95 percent, of noise and of sampling
             places, truths = places_of(noisy.rows), [*right(frame, noisy.edges, by)]
-            missed = [
-                place
-                for place, truth in truths
-                if not places[place].low <= np.mean(truth) <= places[place].high
-            ]
+            rows = [(places[place], np.mean(truth)) for place, truth in truths]
+            missed = [row for row, truth in rows if not row.low <= truth <= row.high]
             assert len(missed) <= 0.08 * len(truths), missed
 
 
@@ -300,20 +298,15 @@ def test_intervals_of_a_sample_hold_the_numbers_of_all_records():
     frame = {"x": rng.normal(3.0, 1.0, num), "owns": rng.random(num) < 0.3}
     schema = {"x": Numeric(3, 5, limit=1), "owns": Categorical(("true",))}
     x, owns = frame.values()
-    truths = {
-        **{("x", "count", ""): num, ("x", "mean", ""): x.mean()},
-        ("x", "median", ""): np.median(x),
-        **{
-            ("owns", "count", "true"): owns.sum(),
-            ("owns", "share", "true"): owns.mean(),
-        },
-        ("x", "histogram", "3 to 3.5"): np.sum((x > 3) & (x <= 3.5)),
-    }
+    truths = {("x", "count", ""): num, ("x", "mean", ""): x.mean()}
+    truths |= {("x", "median", ""): np.median(x), ("owns", "count", "true"): owns.sum()}
+    truths["owns", "share", "true"] = owns.mean()
+    truths["x", "histogram", "3 to 3.5"] = np.sum((x > 3) & (x <= 3.5))
     missed, wide = dict.fromkeys(truths, 0), 0.0
     for key in range(runs):
         options = {"key": key, "delta": 1e-5, "max_records": 2_000}
-        found = test_describe.described(frame, schema, **options)
-        rows = {(row.column, row.statistic, row.of): row for row in found.rows}
+        description = test_describe.described(frame, schema, **options)
+        rows = {(row.column, row.statistic, row.of): row for row in description.rows}
         for place, truth in truths.items():
             missed[place] += not rows[place].low <= truth <= rows[place].high
         row = rows["owns", "count", "true"]
@@ -323,11 +316,11 @@ def test_intervals_of_a_sample_hold_the_numbers_of_all_records():
     assert max(missed.values()) < 8, missed
     # And they are no wider than sampling and noise, by which 200 would be out alone.
     assert 200 < wide < 300
-    assert (found.num_samples, found.sample_size) == (num, 2_000)
-    assert 0.999 * 3 < found.privacy.epsilon <= 3
-    assert 0.999e-5 < found.privacy.delta <= 1e-5
-    assert "20,000 records" in found.privacy.description
-    assert all(cost.epsilon < 3 for cost in found.costs)
+    assert (description.num_samples, description.sample_size) == (num, 2_000)
+    assert 0.999 * 3 < description.privacy.epsilon <= 3
+    assert 0.999e-5 < description.privacy.delta <= 1e-5
+    assert "20,000 records" in description.privacy.description
+    assert all(cost.epsilon < 3 for cost in description.costs)
 
 
 HALF = Table("", {}, Schema({}, None), "", np.zeros(N, bool)).held_out(0.5)
@@ -364,13 +357,14 @@ def test_train_prints_the_numbers_of_its_own_predictions(here, more):
     # The level, of all counties: a cap left out three in five cases.
     assert means[known].sum() == pytest.approx(y[known].sum(), rel=0.05)
     report = json.loads((here / "out" / "report.json").read_text())
-    found = report["evaluation"]
-    assert "in proportion to the exposure" in found["constant"]
-    assert f"About {found['num_scored']:,.0f} of them have a target" in shown
-    rows = {name: pair["model"]["value"] for name, pair in found["measures"].items()}
-    beside = {n: pair["constant"]["value"] for n, pair in found["measures"].items()}
+    evaluation = report["evaluation"]
+    assert "in proportion to the exposure" in evaluation["constant"]
+    assert f"About {evaluation['num_scored']:,.0f} of them have a target" in shown
+    measures = evaluation["measures"]
+    rows = {name: pair["model"]["value"] for name, pair in measures.items()}
+    beside = {name: pair["constant"]["value"] for name, pair in measures.items()}
     is_test = HALF.is_test & known
-    assert found["num_scored"] == pytest.approx(is_test.sum(), abs=1)
+    assert evaluation["num_scored"] == pytest.approx(is_test.sum(), abs=1)
     rate = math.exp(report["stats"]["constant"]) * 80e-6
     errors = np.abs([means - y, rate * people - y])[:, is_test]
     ends = [one["absolute error: clipped to"] for one in (rows, beside)]

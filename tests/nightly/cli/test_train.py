@@ -89,10 +89,10 @@ def test_intervals_are_trained_shown_and_reported(here):
     shown = words_of(invoke("show", "o").stdout)
     content = read_report(here / "o")["intervals"]
     assert content["level"] == 0.95
-    found = content["coefficients"]["rooms"]
-    assert found["low"] < 100 < found["high"] < found["low"] + 20
+    interval = content["coefficients"]["rooms"]
+    assert interval["low"] < 100 < interval["high"] < interval["low"] + 20
     row = shown.split("rooms ")[1].split()
-    numbers = found["coefficient"], found["standard_error"]
+    numbers = interval["coefficient"], interval["standard_error"]
     assert [float(x) for x in row[:2]] == pytest.approx([*numbers], rel=1e-3)
     # JSON has no infinity.
     assert content["coefficients"]["town=Ghent"]["standard_error"] is None
@@ -121,12 +121,12 @@ def train_claims(loss, *more):
 def test_a_frequency_is_that_of_a_unit_of_exposure(claims):
     more = ["--epsilon", 1, "--seed", 0, "--model", "linear"]
     assert "nine of ten by at most" in train_claims("poisson", *more)
-    found = read_report(claims / "out")["evaluation"]["measures"]
-    (name,) = (one for one in found if "mean poisson deviance" in one)
+    measures = read_report(claims / "out")["evaluation"]["measures"]
+    (name,) = (one for one in measures if "mean poisson deviance" in one)
     # Of the true means it is .58, and of their mean .60: of 4,000 records, less than
     # the noise of one release tells apart.
     for which in ("model", "constant"):
-        assert found[name][which]["value"] == pytest.approx(0.6, abs=0.2)
+        assert measures[name][which]["value"] == pytest.approx(0.6, abs=0.2)
     model = load_model("out")
     assert model.coefficients()["age"] == pytest.approx(0.02, abs=0.006)
     (claims / "new.csv").write_text("age,years\n50,1\n50,0.5\n50,\n50,3\n")
@@ -256,10 +256,10 @@ def test_without_ranges_a_model_is_no_worse_than_the_private_mean(here, target):
     words = f"data.csv --schema schema.toml --target {target} --loss {loss} "
     words += "--epsilon 0.5 --private-ranges 0.1 --output out --seed 0"
     done(run(*words.split()))
-    found = np.asarray(load_model("out/model.npz").predict("data.csv"), np.float64)
+    means = np.float64(load_model("out/model.npz").predict("data.csv"))
     # No feature is worth its noise; the constant is the mean, but for clipped tails.
-    assert np.ptp(found) == 0
-    np.testing.assert_allclose(found[0], np.mean(values), rtol=0.1)
+    assert np.ptp(means) == 0
+    np.testing.assert_allclose(means[0], np.mean(values), rtol=0.1)
 
 
 def command(output, checkpoint):
@@ -280,35 +280,35 @@ def started(output, checkpoint):
 
 
 def test_a_run_that_is_killed_goes_on_to_the_same_files(tmp_path):
-    kept, output, other = (tmp_path / name for name in ("kept", "out", "other"))
-    with started(output, kept) as process:
-        while not any(path.name.isdigit() for path in kept.glob("states/*")):
+    states, output, other = (tmp_path / name for name in ("kept", "out", "other"))
+    with started(output, states) as process:
+        while not any(path.name.isdigit() for path in states.glob("states/*")):
             assert process.poll() is None, process.stderr.read()
             time.sleep(0.01)
         process.kill()
         assert process.wait() == -signal.SIGKILL, process.stderr.read()
     assert not output.exists()
-    assert kept.stat().st_mode & 0o777 == 0o700
+    assert states.stat().st_mode & 0o777 == 0o700
 
     # With the same key from the first step on: what the run would have been.
     copy = tmp_path / "copy"
     copy.mkdir()
-    shutil.copy(kept / "key.npz", copy)
-    with started(output, kept) as resumed, started(other, copy) as untouched:
+    shutil.copy(states / "key.npz", copy)
+    with started(output, states) as resumed, started(other, copy) as untouched:
         for process in (resumed, untouched):
             _, shown = process.communicate()
             assert process.returncode == 0, shown
     for name in ("model.npz", "report.json"):  # bit for bit
         assert (output / name).read_bytes() == (other / name).read_bytes()
     assert read_report(output)["privacy"]["epsilon"] == pytest.approx(1.0)
-    assert not kept.exists()  # nobody can find the key, and subtract the noise
+    assert not states.exists()  # nobody can find the key, and subtract the noise
     assert not copy.exists()
 
 
 @pytest.mark.parametrize("name", ["key.npz", "paid.npz"])
 def test_half_of_a_file_that_a_killed_run_left_is_replaced(tmp_path, name):
-    kept, output = tmp_path / "kept", tmp_path / "out"
-    kept.mkdir()
-    (kept / f".{name}.7.part").write_bytes(b"the first half of")
-    done(invoke(*command(output, kept)))
-    assert not kept.exists()
+    states, output = tmp_path / "kept", tmp_path / "out"
+    states.mkdir()
+    (states / f".{name}.7.part").write_bytes(b"the first half of")
+    done(invoke(*command(output, states)))
+    assert not states.exists()

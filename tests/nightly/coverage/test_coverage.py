@@ -32,12 +32,12 @@ def test_intervals_hold_the_truth(name, num_samples, epsilon, record_property):
 @pytest.mark.parametrize(("num_samples", "epsilon"), SIZES)
 @pytest.mark.parametrize("name", QUANTILE_LAWS)
 def test_intervals_hold_the_quantiles(name, num_samples, epsilon, record_property):
-    errors, found, alone = study(name, num_samples, epsilon, 400)
-    missed, total = misses(errors, found)
+    errors, widths, alone = study(name, num_samples, epsilon, 400)
+    missed, total = misses(errors, widths)
     record_property("missed", missed.tolist())
     assert np.all(total == 400)
     assert not are_too_many(missed, total)
-    assert np.all(np.median(found / alone, axis=0) < 2.5)
+    assert np.all(np.median(widths / alone, axis=0) < 2.5)
 
 
 @pytest.mark.parametrize("name", ["skewed by a feature", "few positives"])
@@ -110,18 +110,12 @@ def errors_of(law, num_samples, epsilon, repetitions):
     def solve(key):
         data_key, noise_key, key = jax.random.split(key, 3)
         features, means = table(data_key, law, num_samples)
-        return dp_additive_model(
-            "squared",
-            (features, means + jax.random.t(noise_key, 4.0, means.shape)),
-            key=key,
-            epsilon=epsilon,
-            delta=0.1 / num_samples,
-            smooth=(0, 1),
-            intercept=2,
-            intervals=True,
-        )
+        data = features, means + jax.random.t(noise_key, 4.0, means.shape)
+        options = {"epsilon": epsilon, "delta": 0.1 / num_samples, "intervals": True}
+        options |= {"smooth": (0, 1), "intercept": 2}
+        return dp_additive_model("squared", data, key=key, **options)
 
-    def found(key):
+    def curves_of(key):
         solution = solve(key)
         pair = solution.standard_errors, solution.correlations
         curves = [solution.params.curve(j, GRID) for j in (0, 1)]
@@ -129,14 +123,14 @@ def errors_of(law, num_samples, epsilon, repetitions):
 
     truth = best(law, jax.eval_shape(solve, jax.random.key(0)).params.knots)
     keys = jax.random.split(jax.random.key(1), repetitions)
-    runs = jax.jit(partial(jax.lax.map, found, batch_size=4))(keys)
+    runs = jax.jit(partial(jax.lax.map, curves_of, batch_size=4))(keys)
     curves, errors = (np.stack(parts, 1).reshape(repetitions, 16) for parts in runs)
     return curves - truth.ravel(), errors
 
 
-def check(errors, found, least=0.94):
-    is_finite = np.isfinite(found)
-    missed = np.sum(is_finite & ~(np.abs(errors) <= 1.96 * found), axis=0)
+def check(errors, stated, least=0.94):
+    is_finite = np.isfinite(stated)
+    missed = np.sum(is_finite & ~(np.abs(errors) <= 1.96 * stated), axis=0)
     total = np.sum(is_finite, axis=0)
     held = 1 - np.sum(missed) / np.sum(total)
     return not are_too_many(missed, total) and held > least
@@ -148,16 +142,16 @@ def check(errors, found, least=0.94):
 )
 @pytest.mark.parametrize("law", CURVE_LAWS)
 def test_bands_hold_the_best_curves(law, num_samples, epsilon):
-    errors, found = errors_of(law, num_samples, epsilon, 100)
-    assert check(errors, found)
-    assert law == "few beyond one" or np.mean(np.isfinite(found)) > 0.98
+    errors, stated = errors_of(law, num_samples, epsilon, 100)
+    assert check(errors, stated)
+    assert law == "few beyond one" or np.mean(np.isfinite(stated)) > 0.98
 
 
 def test_some_bands_hold_the_best_curves_and_narrower_ones_do_not():
-    errors, found = errors_of("normal", 12_000, 3.0, 160)
-    assert np.all(np.isfinite(found))
-    assert check(errors, found, least=0.92)
-    assert not check(errors, 0.6 * found, least=0.92)
+    errors, stated = errors_of("normal", 12_000, 3.0, 160)
+    assert np.all(np.isfinite(stated))
+    assert check(errors, stated, least=0.92)
+    assert not check(errors, 0.6 * stated, least=0.92)
 
 
 FACTORS = np.array([1.0, 0.3, 0.3, 4.0])  # of the sizes of unlike tails
@@ -191,11 +185,10 @@ def covered(tables, truths, **settings):
 
 def test_intervals_of_groups():
     every, of = groups.table(2_000_000, seed=100)
-    truths = {
-        "counts": 20_000 * groups.SHARES,
-        "means": 100 + groups.PLACES,
-        "quantiles": np.array([[np.quantile(every[of == g], 0.8)] for g in range(4)]),
-    }
+    truths = {"counts": 20_000 * groups.SHARES, "means": 100 + groups.PLACES}
+    truths["quantiles"] = np.array(
+        [[np.quantile(every[of == g], 0.8)] for g in range(4)]
+    )
     tables = [groups.table(seed=seed) for seed in range(100)]
     for shares in covered(tables, truths, quantiles=(0.8,), **BUDGET).values():
         # 93 percent in 400, of which 5 may come together: one alarm in a hundred.

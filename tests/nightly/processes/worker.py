@@ -107,9 +107,9 @@ def sampled():
     draw = partial(loading.sample, mesh=mesh)
     drawn = []
     for size in (1, 10, 69, 70, 100):
-        found, sample = draw(streams, size, key=jax.random.key(size))
+        columns, sample = draw(streams, size, key=jax.random.key(size))
         total = sample.num_samples
-        drawn.append([size, total, {k: x.tolist() for k, x in found.items()}])
+        drawn.append([size, total, {k: x.tolist() for k, x in columns.items()}])
     key = jax.random.key(3)
     other = [parts[0].astype(("f4", "f8")[process])]
     late = [parts[0].astype("f4"), *other]

@@ -51,12 +51,10 @@ def net():
 
 
 def l1_regression(x, y, candidates=None):
-    return solvers.dp_l1_regression(
-        *(x, y),
-        **{"key": key(), "epsilon": 2.0, "chunk_size": 32},
-        candidates=net() if candidates is None else candidates,
-        **{"moment_order": 2.0, "residual_moment_bound": 3.0},
-    )
+    options = {"key": key(), "epsilon": 2.0, "chunk_size": 32}
+    options |= {"moment_order": 2.0, "residual_moment_bound": 3.0}
+    options["candidates"] = net() if candidates is None else candidates
+    return solvers.dp_l1_regression(x, y, **options)
 
 
 MEDIANS, TRIMMED = MedianOfMeans(Truncation(1.0), 7), TrimmedMean(0.05, -10.0, 10.0)
@@ -133,11 +131,11 @@ def test_a_run_is_taken_up_again(tmp_path):
         if step == 4:
             raise KilledError
 
-    whole = run(checkpoint=solvers.Checkpoint(tmp_path / "whole", 2))
+    expected = run(checkpoint=solvers.Checkpoint(tmp_path / "whole", 2))
     again = solvers.Checkpoint(tmp_path / "killed", 2)
     with pytest.raises(KilledError):
         run(checkpoint=again, callback=kill)
-    np.testing.assert_array_equal(run(checkpoint=again).params, whole.params)
+    np.testing.assert_array_equal(run(checkpoint=again).params, expected.params)
     with pytest.raises(ValueError, match="another program"):
         run(count=4, checkpoint=again)
 
@@ -227,11 +225,9 @@ def test_batches_hold_the_same_records_and_gather_nothing(batching):
 
 
 def test_a_training_run_over_devices_is_that_of_one():
-    run = solvers.PrivateTraining(
-        losses.squared,
-        **{"num_samples": N, "epsilon": 8.0, "delta": 1e-5, "num_steps": 3},
-        **{"batching": Poisson(40.0), "monitor": 0.1},
-    )
+    options = {"num_samples": N, "epsilon": 8.0, "delta": 1e-5, "num_steps": 3}
+    options |= {"batching": Poisson(40.0), "monitor": 0.1}
+    run = solvers.PrivateTraining(losses.squared, **options)
 
     def trained(step, data):
         state = run.init(jnp.zeros(D), key())

@@ -111,9 +111,9 @@ def amounts(shift=0.0):
     """A column of zeros and, in one of seven records, amounts that decide the label."""
     features, noise = table()
     rng = np.random.default_rng(1)
-    found = rng.choice([0.3125, 0.375, 0.4375], NUM)
-    features[:, 0] = np.where(rng.random(NUM) < 0.14, found, 0.0)
-    labels = np.where(features[:, 0] == 0, noise > features[:, 1], found == 0.375)
+    sizes = rng.choice([0.3125, 0.375, 0.4375], NUM)
+    features[:, 0] = np.where(rng.random(NUM) < 0.14, sizes, 0.0)
+    labels = np.where(features[:, 0] == 0, noise > features[:, 1], sizes == 0.375)
     features[:, 0] += shift
     return features, labels
 

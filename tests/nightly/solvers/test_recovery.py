@@ -135,10 +135,9 @@ def test_the_mean_square_of_a_sparse_regression_is_paid_for_and_close():
     features = 3 * np.random.default_rng(0).normal(size=(20_000, 3))
     features = features.astype(np.float32)
     options = {"epsilon": 1.0, "delta": 1e-5, "sparsity": 2, "threshold": 9.0}
+    data, solve = (features, features[:, 0]), solvers.dp_sparse_linear_regression
     released, given = (
-        solvers.dp_sparse_linear_regression(
-            features, features[:, 0], key=jax.random.key(1), learning_rate=x, **options
-        )
+        solve(*data, key=jax.random.key(1), learning_rate=x, **options)
         for x in (None, 0.1)
     )
     assert float(released.stats["learning_rate"]) == pytest.approx(2 / 3 / 9, rel=0.1)

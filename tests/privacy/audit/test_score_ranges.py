@@ -31,10 +31,7 @@ def range_of(constraint, sensitivity, limit, num_coordinates):
 
 
 def ratio(constraint, gradient, other, limit):
-    g, h = (
-        np.clip(np.asarray(x), -limit, limit).astype(np.float32)
-        for x in (gradient, other)
-    )
+    g, h = np.clip([gradient, other], -limit, limit).astype(np.float32)
     sensitivity = np.abs(g.astype(float) - h).max()
     first, second = (np.asarray(scores_of(constraint, x), float) for x in (g, h))
     assert np.isfinite([first, second]).all()
@@ -75,10 +72,8 @@ def extreme_pair(constraint, rng, d):
         largest = float(jnp.max(jnp.abs(constraint.vertex(0, jnp.zeros(d)))))
         size = min(limit, corner / max(largest, 1e-30))
     gradient = size * rng.choice([rng.uniform(-1, 1, d), np.sign(rng.normal(size=d))])
-    first, second = (
-        np.asarray(constraint.vertex(i % constraint.num_vertices(d), jnp.zeros(d)))
-        for i in (0, 1)
-    )
+    places = 0, 1 % constraint.num_vertices(d)
+    first, second = (np.asarray(constraint.vertex(i, jnp.zeros(d))) for i in places)
     along = np.sign(first.astype(float) - second)
     other = np.clip(gradient + move * along, -limit, limit)
     return np.clip(other - move * along, -limit, limit), other, limit

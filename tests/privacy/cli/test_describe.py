@@ -41,10 +41,8 @@ here = conftest.here
 @pytest.fixture
 def folder(here):
     """A working directory with a file of 400 records of 100 persons, and a ledger."""
-    lines = [
-        f"{i % 100},{i / 200 - 1},{('cook', 'smith', '')[i % 3]},{i},.5"
-        for i in range(400)
-    ]
+    jobs = "cook", "smith", ""
+    lines = [f"{i % 100},{i / 200 - 1},{jobs[i % 3]},{i},.5" for i in range(400)]
     (here / "data.csv").write_text("\n".join(["who,x,job,y,years", *lines]))
     (here / "schema.toml").write_text(DESCRIBED)
     opened()

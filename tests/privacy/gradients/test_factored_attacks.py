@@ -75,15 +75,9 @@ LEAVES = {"rule": "w", "branch": "w", "kernel": "k", "tied": "s"}  # of them all
 
 
 def params_of(dtype=jnp.float32, p=P, q=Q):
-    return {
-        "w": jnp.zeros((p, q), dtype),
-        "t": jnp.zeros((VOCABULARY, P), dtype),
-        "v": jnp.zeros(P, dtype),
-        "b": jnp.zeros(Q, dtype),
-        "c": jnp.zeros((), dtype),
-        "k": jnp.zeros((3, p, q), dtype),
-        "s": jnp.zeros((9, p), dtype),
-    }
+    shapes = {"w": (p, q), "t": (VOCABULARY, P), "v": (P,), "b": (Q,), "c": ()}
+    shapes |= {"k": (3, p, q), "s": (9, p)}
+    return {name: jnp.zeros(shape, dtype) for name, shape in shapes.items()}
 
 
 def loss_of(model):

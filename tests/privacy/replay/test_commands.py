@@ -260,11 +260,7 @@ def test_no_half_of_a_line_end_of_utf16_shows(commands):
 @pytest.mark.parametrize("name", OF_UNITS)
 def test_no_person_moves_another(commands, name):
     # The first person has a record less, others, or more than count.
-    lines = plain()
+    lines, many = plain(), [f"0,{i},cook,{-i}" for i in range(9)]
     rest = [line for line in lines if not line.startswith("0,")]
-    others = [
-        lines[1:],
-        [*rest, "0,1e308,zz,-1e308"],
-        [*[f"0,{i},cook,{-i}" for i in range(9)], *rest],
-    ]
+    others = [lines[1:], [*rest, "0,1e308,zz,-1e308"], [*many, *rest]]
     commands.compare(OF_UNITS[name], lines, others, as_csv)

@@ -48,11 +48,8 @@ def neighbours(rng, x, overlap):
 
 def pairs_of(overlap, num_points, num_coordinates):
     rng = np.random.default_rng(overlap)
-    pairs = [
-        (x, other)
-        for x in point_sets(rng, num_points, num_coordinates)
-        for other in neighbours(rng, x, overlap)
-    ]
+    sets = point_sets(rng, num_points, num_coordinates)
+    pairs = [(x, other) for x in sets for other in neighbours(rng, x, overlap)]
     return tuple(np.stack(side) for side in zip(*pairs, strict=True))
 
 
