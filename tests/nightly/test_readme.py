@@ -41,7 +41,8 @@ def test_the_model_of_a_table_has_little_loss(capsys):
     names = run_example("A table")
     assert "at most e^1 = 2.72" in capsys.readouterr().out.replace("\n", " ")
     features, labels = map(np.asarray, names["data"])
-    margins = features @ names["solution"].params * np.where(labels > 0, 1, -1)
+    params = np.asarray(names["solution"].params)
+    margins = features @ params * np.where(labels > 0, 1, -1)
     assert np.logaddexp(0, -margins).mean() < 0.33  # 0.32 without privacy
 
 

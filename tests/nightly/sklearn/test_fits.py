@@ -45,7 +45,7 @@ def test_classes_are_declared_or_bought(table):
     labels[:50] = None
     labels[50:60] = "a label that few records have"
     bought = DPLogisticRegression(random_state=0).fit(frame, labels)
-    given = DPLogisticRegression(random_state=0, classes=kinds).fit(frame, labels)
+    given = DPLogisticRegression(random_state=0, classes=[*kinds]).fit(frame, labels)
     for model in (bought, given):
         assert model.classes_.tolist() == ["high", "low", "middle"]
         assert model.coef_.shape == (3, 3)
