@@ -79,15 +79,12 @@ def test_targets_are_judged_by_their_ratio(target, value, is_reached, factor):
     assert verdict.other == best
 
 
-def test_a_target_without_its_numbers_is_not_judged():
-    for target in (
-        Target("absent", ["a"], at_most=1),
-        Target("a", ["absent"], at_most=1),
-        Target("a", ["a"], at_most=1, quantity="peak_bytes"),
-        Target("a", at_least=1, quantity="copy_share"),
-    ):
-        assert target.judge([measurement("a")], SPEED) is None
-        assert target.judge([], SPEED) is None
+@pytest.mark.parametrize("measured", [[], [measurement("a")]])
+def test_a_target_without_its_numbers_is_not_judged(measured):
+    unknown = [Target(*x, at_most=1) for x in (("absent", ["a"]), ("a", ["absent"]))]
+    unknown += [Target("a", ["a"], at_most=1, quantity="peak_bytes")]
+    unknown += [Target("a", at_least=1, quantity="copy_share")]
+    assert all(target.judge(measured, SPEED) is None for target in unknown)
 
 
 def test_targets_name_methods_of_their_case():
@@ -108,10 +105,10 @@ def cpu(tmp_path):
 
 def test_a_record_comes_back_as_it_was_written(cpu):
     assert record.read(cpu) == made_up()
-    found = results(made_up())["gradient-mlp"]
-    assert found.find("Clipping").seconds == 1.0
-    assert found.left_out == {"Opacus, hooks": "not installed"}
-    assert found.alone_seconds == 0.8
+    result = results(made_up())["gradient-mlp"]
+    assert result.find("Clipping").seconds == 1.0
+    assert result.left_out == {"Opacus, hooks": "not installed"}
+    assert result.alone_seconds == 0.8
 
 
 @pytest.mark.parametrize(
@@ -136,8 +133,8 @@ def test_a_run_replaces_its_cases(cpu, monkeypatch):
     monkeypatch.setattr(measure, "floor", lambda: SPEED)
     monkeypatch.setattr(jax.config, "update", lambda *_: None)
     name = "gradient-decoder"
-    found = {(name, "Clipping"): row(5.0)}, {name: {"alone_seconds": None}}
-    monkeypatch.setattr(measure, "run_case", lambda case: found)
+    measured = {(name, "Clipping"): row(5.0)}, {name: {"alone_seconds": None}}
+    monkeypatch.setattr(measure, "run_case", lambda case: measured)
     main(["run", "--case", name, "--out", str(cpu)])
     after = results(record.read(cpu))
     assert after[name].find("Clipping").seconds == 5.0
@@ -167,18 +164,17 @@ def test_a_case_runs_and_leaves_out_what_fails():
     case = Case("small", "small", lambda: methods, (), "ours", has_peak=False)
     rows, facts = measure.run_case(case, (0.1, 4, 4))
     rows = {place: {**one, "run": 0} for place, one in rows.items()}
-    found = results(Record((RUN,), facts, rows))["small"]
-    assert found.left_out == {
+    result = results(Record((RUN,), facts, rows))["small"]
+    assert result.left_out == {
         "peer": "ModuleNotFoundError: no_such_package is not installed",
         "broken": "RuntimeError: out of memory",
     }
-    ours, host = found.methods
+    ours, host = result.methods
     assert (ours.name, host.name) == ("ours", "NumPy")
     for one in (ours, host):
         assert one.repeats == 4
         assert 0 < one.quartiles[0] <= one.seconds <= one.quartiles[1]
-    assert found.alone_seconds > 0
-    assert ours.compile_seconds > 0
+    assert min(result.alone_seconds, ours.compile_seconds) > 0
     assert ours.moved_bytes == 1024
     assert host.compile_seconds is host.temporary_bytes is None
 

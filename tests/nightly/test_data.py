@@ -1,6 +1,5 @@
 """Data sets that are not bundled: counts, units, and where their files come from."""
 
-import functools
 import gzip
 import os
 
@@ -9,22 +8,20 @@ import pytest
 
 from benchmarks import data as sources
 
-needs_data = pytest.mark.skipif(
-    not os.environ.get("DPJAX_DATA"),
-    reason="set DPJAX_DATA to the folder of data sets that are not bundled",
-)
 SIZES = {  # training and test records, features, mean and largest target
     "blog_feedback": (52_397, 7_624, 281, None, 142.4),
     "credit_default": (24_000, 6_000, 33, 2 * 0.2212 - 1, 1.0),
     "belgian_motor": (130_570, 32_642, 18, 0.16215088, 140.03242),
 }
-loaded = functools.cache(sources.load)
 
 
-@needs_data
+@pytest.mark.skipif(
+    not os.environ.get("DPJAX_DATA"),
+    reason="set DPJAX_DATA to the folder of data sets that are not bundled",
+)
 @pytest.mark.parametrize("name", SIZES)
-def test_the_files_of_the_archive(name):
-    data = loaded(name)
+def test_data_sets_of_the_archive_have_their_sizes_and_units(name):
+    data = sources.load(name)
     num_train, num_test, num_features, mean, largest = SIZES[name]
     assert data.features.shape == (num_train, num_features)
     assert data.test_features.shape == (num_test, num_features)
@@ -33,8 +30,7 @@ def test_the_files_of_the_archive(name):
         assert np.isfinite(array).all()
     assert len(set(data.feature_names)) == num_features
     assert not {"claim", "nclaims", "amount", "average", "id"} & {*data.feature_names}
-    # Scales are not computed from the data, yet near it.
-    assert data.features.std(axis=0).max() < 5
+    assert data.features.std(axis=0).max() < 5  # public scales are near those of data
     targets = np.concatenate([data.targets, data.test_targets]).astype(np.float64)
     assert targets.max() == pytest.approx(largest, rel=1e-5)
     if mean is not None:
@@ -65,7 +61,7 @@ IN_FORM = {
 
 
 @pytest.mark.parametrize("path", IN_FORM)
-def test_files_of_the_archive_are_read(path, tmp_path, monkeypatch):
+def test_files_in_the_form_of_the_archive_are_read(path, tmp_path, monkeypatch):
     header, line, count, form, cells, targets = IN_FORM[path]
     place = tmp_path / path
     place.parent.mkdir(parents=True)

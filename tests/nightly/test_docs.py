@@ -1,5 +1,6 @@
-"""The site: every public name has its place, and links lead somewhere."""
+"""The site: public names have their place, links lead somewhere, proofs name tests."""
 
+import ast
 import importlib.util
 import inspect
 import os
@@ -7,9 +8,11 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
+from benchmarks.audits.catalogue import cases
 from tests.unit.test_public_api import PACKAGES
 
 ROOT = Path(__file__).parents[2]
@@ -69,8 +72,8 @@ def test_the_map_names_files_and_folders_that_are_there():
     text = (DOCS / "contribute" / "map.md").read_text()
     places = set(re.findall(r"`([\w/]+/\w+(?:\.py)?|[\w/]+\.py)`", text))
     assert len(places) > 40
-    found = (ROOT / "dpjax" / place for place in places if not (ROOT / place).exists())
-    assert [path for path in found if not path.exists()] == []
+    for place in places:
+        assert (ROOT / place).exists() or (ROOT / "dpjax" / place).exists(), place
 
 
 def test_site_is_built_without_warnings_and_asks_no_other_host(tmp_path):
@@ -78,20 +81,16 @@ def test_site_is_built_without_warnings_and_asks_no_other_host(tmp_path):
         pytest.importorskip(name)  # of the extra `docs`
     command = [sys.executable, "-m", "sphinx", "-W", "-q", "-b", "html"]
     site = tmp_path / "html"
-    result = subprocess.run(
-        [*command, "-d", str(tmp_path / "trees"), str(DOCS), str(site)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
+    command += ["-d", str(tmp_path / "trees"), str(DOCS), str(site)]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    result = subprocess.run(command, capture_output=True, text=True, env=env)
     assert result.returncode == 0, result.stderr
     asks = re.compile(
         r"<(?:script|img|iframe)[^>]*\ssrc=\"(?:https?:)?//|"
         r"<link[^>]*rel=\"(?:stylesheet|preload)\"[^>]*href=\"(?:https?:)?//"
     )
-    texts = {
-        x.relative_to(site).as_posix(): x.read_text() for x in site.rglob("*.html")
-    }
+    pages = site.rglob("*.html")
+    texts = {x.relative_to(site).as_posix(): x.read_text() for x in pages}
     assert [name for name, text in texts.items() if asks.search(text)] == []
     for name in ("privacy/counting.html", "generated/notebooks/dp_mean.html"):
         assert "<math" in texts[name]
@@ -103,4 +102,76 @@ def test_site_is_built_without_warnings_and_asks_no_other_host(tmp_path):
 
     content = (site / "objects.inv").read_bytes()
     kinds = InventoryFile.loads(content, uri="").data
-    assert public_names() <= {name for found in kinds.values() for name in found}
+    assert public_names() <= {name for names in kinds.values() for name in names}
+
+
+FOLDER = DOCS / "privacy" / "proofs"
+_HEAD = re.compile(r"^\((proof-[\w-]+)\)=\n## (\d+\.\d+) (.+)$", re.MULTILINE)
+_FACT = re.compile(r"^\* (Code|Test|Audit|Source): (.+(?:\n  .+)*)$", re.MULTILINE)
+
+
+class Statement(NamedTuple):
+    anchor: str
+    number: str
+    title: str
+    facts: dict[str, str]
+
+
+STATEMENTS = [
+    Statement(
+        *(anchor, number, title),
+        {name: " ".join(x.split()) for name, x in _FACT.findall(text)},
+    )
+    for page in FOLDER.glob("*.md")
+    for anchor, number, title, text in zip(
+        *[iter(_HEAD.split(page.read_text())[1:])] * 4, strict=True
+    )
+]
+_TEST = r"`(tests/[\w/]+\.py)::(\w+)`"
+
+
+def test_statements_are_numbered_and_anchored_once():
+    numbers = [[int(x) for x in one.number.split(".")] for one in STATEMENTS]
+    pages = sorted({page for page, _ in numbers})
+    assert pages == list(range(1, len(pages) + 1))
+    for page in pages:
+        own = [number for one, number in numbers if one == page]
+        assert own == list(range(1, len(own) + 1))
+    assert len({one.anchor for one in STATEMENTS}) == len(STATEMENTS)
+    written = "".join(page.read_text() for page in FOLDER.glob("*.md"))
+    assert written.count("\n(proof-") == len(STATEMENTS)
+
+
+def test_comments_of_the_library_name_statements_that_are_there():
+    link = re.compile(
+        r"`docs/privacy/proofs/(\w+\.md)`,\s+(\d+\.\d+)(?:\s+and\s+(\d+\.\d+))?"
+    )
+    texts = {path: path.read_text() for path in (ROOT / "dpjax").rglob("*.py")}
+    assert any(link.search(text) for text in texts.values())
+    for path, text in texts.items():
+        assert text.count("docs/privacy/proofs/") == len(link.findall(text)), path
+        for page, *numbers in link.findall(text):
+            heads = (FOLDER / page).read_text()
+            assert all(f"\n## {number} " in heads for number in numbers if number), path
+
+
+@pytest.mark.parametrize("one", STATEMENTS, ids=lambda one: one.anchor)
+def test_code_test_and_audit_of_a_statement_exist(one):
+    assert set(one.facts) == {"Code", "Test", "Audit", "Source"}
+    modules = re.findall(r"`(dpjax/[\w/]+\.py)`", one.facts["Code"])
+    assert modules
+    assert all((ROOT / module).is_file() for module in modules)
+    for name in re.findall(r"\{py:obj\}`~dpjax\.([\w.]+)`", one.facts["Code"]):
+        package, _, attribute = name.partition(".")
+        assert hasattr(importlib.import_module(f"dpjax.{package}"), attribute), name
+    tests = re.findall(_TEST, one.facts["Test"])
+    assert tests
+    # An attack that is no case of the catalogue is a test.
+    attacks = re.findall(_TEST, one.facts["Audit"])
+    for path, function in tests + attacks:
+        tree = ast.parse((ROOT / path).read_text())
+        assert function in {getattr(node, "name", "") for node in tree.body}, function
+    audits = re.findall(r"`(\w+)`", one.facts["Audit"])
+    assert audits or attacks
+    assert set(audits) <= set(cases())
+    assert re.search(r"\]\(https://|this page", one.facts["Source"])

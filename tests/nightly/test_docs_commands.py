@@ -76,8 +76,8 @@ def write_tables(folder, num_records=2_000):
 
 
 def blocks(path):
-    found = list(BLOCK.finditer(path.read_text()))
-    for one, behind in zip(found, [*found[1:], None], strict=True):
+    code_blocks = list(BLOCK.finditer(path.read_text()))
+    for one, behind in zip(code_blocks, [*code_blocks[1:], None], strict=True):
         between = one.string[one.end() : behind.start()] if behind else "end"
         code = one[1], textwrap.dedent(one[2])  # that of a list is indented
         yield code, None if between.strip() else behind.groups()
@@ -91,7 +91,7 @@ def run(path, folder):
             schema.write_text(code)
         if language != "sh":
             continue
-        said, open_lines = "", ""
+        printed, open_lines = "", ""
         for line in code.replace("\\\n", " ").splitlines():
             open_lines += line + "\n"
             if open_lines.count("(") != open_lines.count(")"):
@@ -105,19 +105,16 @@ def run(path, folder):
                 if not command.startswith("dpjax schema"):
                     loss = "logistic" if "--loss logistic" in command else "squared"
                     schema.write_text(COLUMNS + TARGETS[loss])
-            said += said_by(command)
+            printed += printed_by(command)
         if behind and behind[0] == "text":
-            yield behind[1], said
+            yield behind[1], printed
 
 
-def said_by(command):
+def printed_by(command):
     if not command.startswith("dpjax "):
-        run = subprocess.run(
-            ["bash", "-euo", "pipefail", "-c", command],
-            env={**os.environ, "REPOSITORY": str(ROOT), "PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            text=True,
-        )
+        words = ["bash", "-euo", "pipefail", "-c", command]
+        env = {**os.environ, "REPOSITORY": str(ROOT), "PYTHONPATH": str(ROOT)}
+        run = subprocess.run(words, env=env, capture_output=True, text=True)
         assert run.returncode == 0, (command, run.stderr)
         return run.stdout
     result = invoke(*command.split()[1:])
@@ -125,11 +122,11 @@ def said_by(command):
     return result.stdout
 
 
-def is_shown(shown, said):
+def is_shown(shown, printed):
     """Whether a page shows what was said, but for what it leaves out."""
     for pattern, word in MASKED.items():
-        shown, said = (re.sub(pattern, word, text) for text in (shown, said))
-    parts, lines = re.split(r"^\.\.\.\n", shown, flags=re.M), said.splitlines()
+        shown, printed = (re.sub(pattern, word, text) for text in (shown, printed))
+    parts, lines = re.split(r"^\.\.\.\n", shown, flags=re.M), printed.splitlines()
     start = 0
     for i, part in enumerate(parts):
         wanted = part.splitlines()
@@ -170,11 +167,11 @@ REPORT = DOCS / "static" / "walk.html", Path("out/report.html")
 
 
 def points_of(figure):
-    found = []
+    lines = []
     for axes in figure.axes:
         points = np.concatenate([line.get_xydata().ravel() for line in axes.lines])
-        found.append(" ".join([axes.get_title(), *(f"{x:.4g}" for x in points)]))
-    return "\n".join(found)
+        lines.append(" ".join([axes.get_title(), *(f"{x:.4g}" for x in points)]))
+    return "\n".join(lines)
 
 
 @pytest.fixture
@@ -216,17 +213,14 @@ def test_the_walk_is_as_it_is_shown(folder, drawn):
         assert f"{np.exp(float(power)):.{digits}f}" == value
     reports = []  # without styles, pictures and tags
     for path in REPORT:
-        html = re.sub(
-            r"<style.*?</style>|data:[^\"]*", "", path.read_text(), flags=re.S
-        )
+        html = re.sub(r"(?s)<style.*?</style>|data:[^\"]*", "", path.read_text())
         html = re.sub(r"\s*\n\s*", "\n", re.sub(r"<[^>]*>", "\n", html))
         reports.append(html.strip())
     assert is_shown(*reports), KEEP
     for (name, _), figure in zip(KEPT.items(), drawn, strict=False):
-        kept = (DOCS / "static" / name).read_text()
-        assert is_shown(
-            re.search("<!--\n(.*?)\n-->", kept, re.S)[1], points_of(figure)
-        ), KEEP
+        picture = (DOCS / "static" / name).read_text()
+        points = re.search("<!--\n(.*?)\n-->", picture, re.S)[1]
+        assert is_shown(points, points_of(figure)), KEEP
         assert f"static/{name}\n" in page
 
 
@@ -236,16 +230,16 @@ def test_what_does_not_run_is_on_a_page():
 
 
 def test_a_page_that_says_something_else_is_found():
-    said = "a table of 3\n│ x │ 1.234 │\non 2026-11-27\nend\n"
-    for shown in (said, "a table of 3\n...\nend\n", "...\non 2020-01-01\n...\n"):
-        assert is_shown(shown, said)
-    assert is_shown(said.replace("1.234", "1.235").replace(" │\n", "  │\n"), said)
+    text = "a table of 3\n│ x │ 1.234 │\non 2026-11-27\nend\n"
+    for shown in (text, "a table of 3\n...\nend\n", "...\non 2020-01-01\n...\n"):
+        assert is_shown(shown, text)
+    assert is_shown(text.replace("1.234", "1.235").replace(" │\n", "  │\n"), text)
     for other in (
-        *(said.replace("1.234", "1.236"), said.replace("3", "4"), said + "more\n"),
-        *(said.replace("end", "End"), "...\nan end\n", "a table of 3\n...\non\n"),
+        *(text.replace("1.234", "1.236"), text.replace("3", "4"), text + "more\n"),
+        *(text.replace("end", "End"), "...\nan end\n", "a table of 3\n...\non\n"),
         *("end\n...\na table of 3\n", "a table of 3\n", ""),
     ):
-        assert not is_shown(other, said)
+        assert not is_shown(other, text)
 
 
 def keep():
@@ -258,14 +252,12 @@ def keep():
                 print(f"{shown}\nis now\n\n{said}")
         text = re.sub(r"\.dev\d+\+\w+", "", REPORT[1].read_text())
         REPORT[0].write_text(text)
-        for (kept, made), figure in zip(KEPT.items(), figures, strict=False):
-            text = re.sub(
-                r"\s*<metadata>.*?</metadata>", "", Path(made).read_text(), flags=re.S
-            )
+        for (picture, made), figure in zip(KEPT.items(), figures, strict=False):
+            text = Path(made).read_text()
+            text = re.sub(r"(?s)\s*<metadata>.*?</metadata>", "", text)
             text = re.sub(r"\b([1-9]\d*\.\d\d)\d+", r"\1", text)
-            (DOCS / "static" / kept).write_text(
-                f"{text}<!--\n{points_of(figure)}\n-->\n"
-            )
+            text += f"<!--\n{points_of(figure)}\n-->\n"
+            (DOCS / "static" / picture).write_text(text)
 
 
 if __name__ == "__main__":

@@ -41,8 +41,8 @@ def test_examples_of_a_page_run(path, code, capsys):
     # Printed by one line, which says what, or in a loop, after which it is said.
     expected, is_loop = [], False
     for line in code.splitlines():
-        if said := re.match(r"print\(.*\)  # (.*)", line):
-            expected.append(said[1])
+        if comment := re.match(r"print\(.*\)  # (.*)", line):
+            expected.append(comment[1])
         elif line.startswith("#> "):
             expected.append(line[3:])
         elif is_loop and line.startswith("# "):
@@ -59,14 +59,12 @@ def test_loop_of_the_guide_draws_what_is_accounted_for(name, monkeypatch):
     tabs = {one.id: one.values[1] for one in examples() if "own_loop.md" in one.id}
     names = ["Flax NNX", "Flax Linen", "Equinox", "plain JAX"]
     assert [*tabs] == [f"own_loop.md {name}" for name in names]
-    code = tabs["own_loop.md plain JAX"]
-    code = code.partition("predictions = ")[0]
-    for line, ours in {
-        "num_samples, num_steps, batch_size = 8_000, 150, 256": (
-            f"num_samples, num_steps, batch_size = {n}, {num_steps}, 3"
-        ),
-        "batching = dpjax.batching.Poisson(batch_size)": "batching = one",
-    }.items():
+    code = tabs["own_loop.md plain JAX"].partition("predictions = ")[0]
+    names = "num_samples, num_steps, batch_size = "
+    for line, ours in (
+        (f"{names}8_000, 150, 256", f"{names}{n}, {num_steps}, 3"),
+        ("batching = dpjax.batching.Poisson(batch_size)", "batching = one"),
+    ):
         assert code.count(f"{line}\n") == 1
         code = code.replace(line, ours)
     seen, draw = np.zeros((num_steps + 1, n), int), batching.Batching.draw

@@ -35,13 +35,13 @@ def test_pages_and_pictures_are_of_their_records(tmp_path, monkeypatch):
     written += utility.write(tmp_path / "UTILITY.md")
     written += deep.write(tmp_path / "DEEP.md")
     written += coverage.write(tmp_path / "COVERAGE.md")
-    kept = {record.ROOT / path.relative_to(tmp_path): path for path in written}
+    files = {record.ROOT / path.relative_to(tmp_path): path for path in written}
     drawn = plots.write(tmp_path)
-    kept |= {DOCS / "plots" / path.name: path for path in drawn}
-    for old, new in kept.items():
+    files |= {DOCS / "plots" / path.name: path for path in drawn}
+    for old, new in files.items():
         assert content(old) == content(new), "run `python -m benchmarks report`"
     pictures = [*(DOCS / "plots").iterdir(), *(record.ROOT / "plots").rglob("*.png")]
-    assert set(pictures) == {path for path in kept if path.suffix != ".md"}
+    assert set(pictures) == {path for path in files if path.suffix != ".md"}
     assert sum(path.stat().st_size for path in pictures) < 2_150_000
     for light, dark in zip(drawn[::2], drawn[1::2], strict=True):
         assert content(light) == content(dark)
@@ -91,19 +91,15 @@ def test_numbers_of_the_readme_are_those_of_the_records():
     )
     readme = " ".join((ROOT / "README.md").read_text().split())
     sizes = [f"{x.peak_bytes / 2**20:.0f} MiB" for x in (clipping, optax)]
-    times = [
-        f"{1e3 * x:.0f} ms" for x in (clipping.seconds, optax.seconds, best, opacus)
-    ]
+    seconds = clipping.seconds, optax.seconds, best, opacus
+    times = [f"{1e3 * x:.0f} ms" for x in seconds]
     for text in (
         *(f"is {curves}. Boosted", f"have {trees}, the linear model {line}, and the"),
         *(f"InterpretML {rival}.", f"excess test risk is {ours[0]:.2f} times"),
         *(f"more settings, {wide[0]:.2f} times", f"takes {times[0]} and {sizes[0]} on"),
         f"optax's takes {times[1]} and {sizes[1]}, jax_privacy's {times[2]} at",
-        *(
-            f"Opacus' {times[3]} in",
-            f"{len(audits)} releases were attacked, with up to",
-        ),
-        *(f"{most:,} draws each", f"the closest attack proved {closest:.0f} percent"),
+        f"{len(audits)} releases were attacked, with up to {most:,} draws each",
+        *(f"Opacus' {times[3]} in", f"closest attack proved {closest:.0f} percent"),
         f"the steps of `dp_linear_model` proved {int(shares['dp_linear_model'])} "
         f"percent, and {int(shares['dp_linear_model_features'])} with chosen features",
     ):
@@ -112,7 +108,7 @@ def test_numbers_of_the_readme_are_those_of_the_records():
 
 def test_winners_are_measured(tmp_path, monkeypatch):
     sizes = {"NUM_SAMPLES": 200, "NUM_FEATURES": (2,), "TAIL_INDICES": (3.0,)}
-    for name, value in {**sizes, "REPETITIONS": 2}.items():
+    for name, value in (sizes | {"REPETITIONS": 2}).items():
         monkeypatch.setattr(winners, name, value)
     methods = lambda _, d: {"zero": [lambda *run: jnp.zeros(d)]}  # noqa: E731
     monkeypatch.setattr(winners, "_methods", methods)

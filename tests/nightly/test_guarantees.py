@@ -44,12 +44,8 @@ def record():
     return catalogue.read(guarantees.RECORD)
 
 
-@pytest.fixture(scope="module")
-def page():
-    return guarantees.PAGE.read_text()
-
-
-def test_the_page_is_what_the_command_writes(page, record):
+def test_the_page_is_what_the_command_writes(record):
+    page = guarantees.PAGE.read_text()
     assert page == guarantees.page(record), "run `python -m benchmarks guarantees`"
 
 
@@ -66,28 +62,27 @@ def public_functions():
         package = importlib.import_module(f"dpjax.{module}")
         for name in getattr(package, "__all__", ()):
             value = getattr(package, name)
-            inner = (
-                [x for x in dir(value) if x[0] != "_"] if inspect.isclass(value) else []
-            )
             yield f"{module}.{name}", value
-            yield from ((f"{module}.{name}.{x}", getattr(value, x)) for x in inner)
+            for inner in dir(value) if inspect.isclass(value) else ():
+                if inner[0] != "_":
+                    yield f"{module}.{name}.{inner}", getattr(value, inner)
 
 
-def test_nothing_public_is_forgotten(page):
-    found = set()
+def test_every_public_release_is_stated_on_the_page():
+    random, page = set(), guarantees.PAGE.read_text()
     for name, value in public_functions():
         with contextlib.suppress(TypeError, ValueError):  # the class of an exception
             is_random = SOURCES & set(inspect.signature(value).parameters)
             if is_random and not name.startswith("datasets."):  # made-up data
-                found.add(name)
-    assert set(NO_RELEASE) <= found
-    states = {name for name in found if name.endswith("State")}  # what a release keeps
+                random.add(name)
+    assert set(NO_RELEASE) <= random
+    states = {name for name in random if name.endswith("State")}  # a release keeps them
     stated = {
         f"{package.__name__.removeprefix('dpjax.')}.{one.name}"
         for package in LAYERS
         for one in guarantees.statements(package)
     }
-    assert found - set(NO_RELEASE) - states <= stated
+    assert random - set(NO_RELEASE) - states <= stated
     for name in stated:
         assert f"`{name.split('.')[1]}`" in page
     assert dpjax.dp_sgd is transforms.dp_sgd  # what the top level repeats
@@ -105,16 +100,17 @@ def test_every_claim_has_neighbours_and_a_source():
 def test_every_case_attacks_one_release(record):
     claims = [one for package in LAYERS for one in guarantees.statements(package)]
     claims = [one.name for one in claims if not one.is_free]
-    found = guarantees.audited(claims, list(record))
+    cases_of = guarantees.audited(claims, list(record))
     # The page says of these that they are not audited, and why.
     elsewhere = {"dp_select", "clipped_loss"}  # tests/nightly/tuning
-    missing = {name for name, names in found.items() if not names}
+    missing = {name for name, names in cases_of.items() if not names}
     assert missing == {"SecureSum", *elsewhere}
-    assert sorted(case for names in found.values() for case in names) == sorted(record)
+    attacking = [case for names in cases_of.values() for case in names]
+    assert sorted(attacking) == sorted(record)
 
 
 @pytest.mark.parametrize("name", PITFALLS)
-def test_pitfall(name):
+def test_a_pitfall_is_shown_as_it_is_seen(name):
     code = "".join(re.findall(r"```pycon\n(.*?)```", SETUP + PITFALLS[name], re.S))
     flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
     test = doctest.DocTestParser().get_doctest(code, {}, name, None, None)
@@ -169,10 +165,10 @@ def test_the_record_is_taken_up_where_it_ended(tmp_path, monkeypatch):
 def test_the_record_is_found_again(name, record):
     case = cases()[name]
     assert record[name].is_of(case), AUDIT
-    found = catalogue.audit(case)
+    audit = catalogue.audit(case)
     # Another machine's floats may put a few releases on the other side of a threshold.
-    assert found.epsilon == pytest.approx(record[name].epsilon, abs=0.02 * found.claim)
-    assert found.epsilon <= found.claim
+    assert audit.epsilon == pytest.approx(record[name].epsilon, abs=0.02 * audit.claim)
+    assert audit.epsilon <= audit.claim
 
 
 def test_the_page_rounds_claims_up_and_bounds_down(record):
@@ -195,8 +191,7 @@ def run(capsys):
             main(["audit", *map(str, arguments)])
         except SystemExit as end:
             code = end.code
-        printed = capsys.readouterr()
-        return " ".join(printed.out.split()), code
+        return " ".join(capsys.readouterr().out.split()), code
 
     return of
 

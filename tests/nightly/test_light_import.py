@@ -11,8 +11,6 @@ from tests.unit.models import test_model
 
 EXTRAS = {"typer", "rich", "matplotlib", "polars", "flax", "onnx", "orbax", "pytest"}
 EXTRAS |= {"cryptography", "grain", "jax_privacy", "pandas", "pyarrow", "sklearn"}
-
-
 # Before what runs without the extras of the wing for tables.
 MISSING = """
 import sys

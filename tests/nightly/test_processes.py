@@ -48,29 +48,19 @@ def job(folder, num_processes, *tasks):
     place = f"127.0.0.1:{free_port(0)}", num_processes
     commands = [[WORKER, *place, i, folder, *tasks] for i in range(num_processes)]
     codes, lines, _, errors = run_processes(commands, [OPTIONS] * num_processes)
-    found = [json.loads(line) for one in lines for line in one]
+    results = [json.loads(line) for one in lines for line in one]
     if "kill" in tasks:
-        return codes, errors, found
-    assert codes == [0] * len(found) == [0] * num_processes, errors
-    return found
+        return codes, errors, results
+    assert codes == [0] * len(results) == [0] * num_processes, errors
+    return results
 
 
-def train(data=(FEATURES, TARGETS), key=1, **options):
-    return solvers.dp_gradient_descent(
-        *(losses.squared, jnp.zeros(3), data),
-        key=jax.random.key(key) if isinstance(key, int) else key,
-        epsilon=0.1,
-        delta=1e-2,
-        estimator=SmoothedTruncation(3.0),
-        learning_rate=0.3,
-        num_steps=5,
-        **options,
-    )
-
-
-@pytest.fixture(scope="module")
-def expected():
-    return {"full": train(), "poisson": train(batching=Poisson(16.0))}
+def train(key=None, **options):
+    options |= {"epsilon": 0.1, "delta": 1e-2, "learning_rate": 0.3, "num_steps": 5}
+    options["key"] = jax.random.key(1) if key is None else key
+    options["estimator"] = SmoothedTruncation(3.0)
+    problem = losses.squared, jnp.zeros(3), (FEATURES, TARGETS)
+    return solvers.dp_gradient_descent(*problem, **options)
 
 
 @pytest.fixture(scope="module")
@@ -89,14 +79,15 @@ def results(request):
     return request.getfixturevalue(request.param)
 
 
-@pytest.mark.parametrize("name", ["full", "poisson"])
-def test_several_processes_train_as_one_does(name, results, expected):
-    solution = expected[name]
-    assert all(result[name] == results[0][name] for result in results)  # bit for bit
-    found = results[0][name]
-    np.testing.assert_allclose(found["params"], solution.params, rtol=1e-5, atol=1e-6)
-    assert found["privacy"] == repr(solution.privacy)
-    assert found["stats"] == {k: float(x) for k, x in solution.stats.items()}
+@pytest.mark.parametrize(
+    ("name", "options"), [("full", {}), ("poisson", {"batching": Poisson(16.0)})]
+)
+def test_several_processes_train_as_one_does(name, options, results):
+    first, solution = results[0][name], train(**options)
+    assert all(result[name] == first for result in results)  # bit for bit
+    np.testing.assert_allclose(first["params"], solution.params, rtol=1e-5, atol=1e-6)
+    assert first["privacy"] == repr(solution.privacy)
+    assert first["stats"] == {k: float(x) for k, x in solution.stats.items()}
 
 
 @pytest.mark.parametrize("batching", [Poisson(6.0), WithoutReplacement(7)])
@@ -107,15 +98,13 @@ def test_each_reads_its_part_of_a_batch(batching, of_two):
             state, (jnp.asarray(FEATURES), jnp.asarray(TARGETS))
         )
         parts = [part for r in of_two for part in r[f"batches {batching}"][step]]
+        assert len(parts) == 2
         _, *columns = zip(*sorted(parts), strict=True)
-        whole = [np.concatenate(column) for column in columns]
-        num_rows = -(-len(targets) // 2) * 2
-        assert (len(parts), len(whole[0])) == (2, num_rows)
-        fill = [(0, num_rows - len(targets))]
-        np.testing.assert_array_equal(whole[0], np.pad(features, [*fill, (0, 0)]))
-        np.testing.assert_array_equal(whole[1], np.pad(targets, fill))
-        mask = np.pad(mask, fill, constant_values=True)
-        np.testing.assert_array_equal(whole[2], mask)
+        fill = [(0, len(targets) % 2)]
+        expected = np.pad(features, [*fill, (0, 0)]), np.pad(targets, fill)
+        expected += (np.pad(mask, fill, constant_values=True),)
+        for column, x in zip(columns, expected, strict=True):
+            np.testing.assert_array_equal(np.concatenate(column), x)
 
 
 def test_processes_draw_one_sample_of_all_their_records(of_two):
@@ -185,12 +174,8 @@ def launched(folder, program, *options):
     WORDS.tofile(folder / "key")
     # A job's number tells its processes the port of the first.
     port = free_port(*range(61440, 65536))
-    slurm = {
-        "SLURM_JOB_ID": str(port - 61440),
-        "SLURM_STEP_NODELIST": "127.0.0.1",
-        "SLURM_STEP_NUM_NODES": "1",
-        "SLURM_NTASKS": "2",
-    }
+    slurm = {"SLURM_JOB_ID": str(port - 61440), "SLURM_STEP_NODELIST": "127.0.0.1"}
+    slurm |= {"SLURM_STEP_NUM_NODES": "1", "SLURM_NTASKS": "2"}
     ranks = [{"SLURM_PROCID": str(i), "SLURM_LOCALID": str(i)} for i in range(2)]
     command = [LAUNCH / program, "--folder", folder, *options]
     codes, _, out, err = run_processes(
@@ -227,19 +212,14 @@ def test_each_process_fits_its_own_files(tmp_path):
     out = launched(tmp_path, "fit.py", "--files", files, *numbers.split())
     order, ones = np.r_[0:30, 49:N, 30:49], np.ones((N, 1), np.float32)
     data = np.c_[FEATURES[:, [1, 0, 2]], ones][order], TARGETS[order]
-    key = jax.random.wrap_key_data(WORDS, impl="threefry2x32")
-    solution = solvers.dp_linear_model(
-        "squared",
-        data,
-        key=jax.random.split(key)[1],
-        epsilon=3000.0,  # all records are used: sampling adds nothing
-        delta=0.01,
-        intercept=3,
-    )
+    _, key = jax.random.split(jax.random.wrap_key_data(WORDS, impl="threefry2x32"))
+    # All records are used: sampling adds nothing.
+    options = {"key": key, "epsilon": 3000.0, "delta": 0.01, "intercept": 3}
+    solution = solvers.dp_linear_model("squared", data, **options)
     released = json.loads((tmp_path / "model.json").read_text())
     assert list(released["weights"]) == ["b", "a", "c", "intercept"]
-    found = [*released["weights"].values()]
-    np.testing.assert_allclose(found, solution.params, rtol=1e-3, atol=1e-4)
+    weights = [*released["weights"].values()]
+    np.testing.assert_allclose(weights, solution.params, rtol=1e-3, atol=1e-4)
     assert (released["records"], released["used"]) == (N, N)
     assert [f"for {N} records" in text for text in out] == [True, False]
 

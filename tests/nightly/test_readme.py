@@ -37,41 +37,40 @@ def test_links_lead_somewhere():
             assert f"## {anchor.replace('-', ' ')}" in lines, target
 
 
-def test_table(capsys):
+def test_the_model_of_a_table_has_little_loss(capsys):
     names = run_example("A table")
     assert "at most e^1 = 2.72" in capsys.readouterr().out.replace("\n", " ")
-    features, labels = (np.asarray(x) for x in names["data"])
-    margins = (
-        features @ np.asarray(names["solution"].params) * np.where(labels > 0, 1, -1)
-    )
+    features, labels = map(np.asarray, names["data"])
+    params = np.asarray(names["solution"].params)
+    margins = features @ params * np.where(labels > 0, 1, -1)
     assert np.logaddexp(0, -margins).mean() < 0.33  # 0.32 without privacy
 
 
-def test_commands_of_a_table(tmp_path, monkeypatch):
+def test_commands_of_a_table_print_what_is_shown(tmp_path, monkeypatch):
     section = README.read_text().split("## A table\n")[1]
     code = re.search(r"```sh\ntable=(\S+)\n(.*?)```", section, re.DOTALL)
     table, lines = README.parent / code[1], code[2].replace("\\\n", " ")
     monkeypatch.chdir(tmp_path)
-    said = ""
+    printed = ""
     for line in lines.replace("$table", str(table)).splitlines():
         program, *arguments = shlex.split(line, comments=True)
         assert program == "dpjax"
         result = invoke(*arguments)
         assert result.exit_code == 0, result.output
-        said += words_of(result.output) + " "
+        printed += words_of(result.output) + " "
     for name in ("out/model.npz", "out/report.html", "predictions.csv", "model.sql"):
         assert (tmp_path / name).stat().st_size > 0
     shown = re.search(r"```text\n(.*?)\n│", section, re.DOTALL)[1]
-    assert words_of(shown) in said
+    assert words_of(shown) in printed
     for measure in ("median of the absolute", "90th percentile of the"):
-        assert measure in said
+        assert measure in printed
 
 
-def test_loop(capsys):
+def test_the_loop_learns(capsys):
     names = run_example("A loop")
     # It learned: of the distance from zero, less than a tenth is left.
     error = np.asarray(names["params"]) - np.arange(5.0)
     assert np.linalg.norm(error) < np.linalg.norm(np.arange(5.0)) / 10
-    said = capsys.readouterr().out.replace("\n", " ")
-    assert "any one of the 10,000 rows" in said
-    assert "at most e^1 = 2.72" in said
+    printed = capsys.readouterr().out.replace("\n", " ")
+    assert "any one of the 10,000 rows" in printed
+    assert "at most e^1 = 2.72" in printed

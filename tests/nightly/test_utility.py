@@ -1,4 +1,4 @@
-"""Models of tables: problems, the bar, rivals priced right, record, verdicts."""
+"""Models of tables and deep networks: problems, the bar, rivals priced, verdicts."""
 
 import dataclasses
 import importlib.util
@@ -11,19 +11,15 @@ from scipy import stats
 
 from benchmarks.__main__ import main
 from benchmarks.comparison import LARGEST_EXCESS
+from benchmarks.deep import methods as deep
+from benchmarks.deep import tasks
 from benchmarks.record import Record, read
-from benchmarks.utility import (
-    hindsight,
-    page,
-    peers,
-    predictions,
-    problems,
-    tuning,
-)
+from benchmarks.utility import hindsight, page, peers, predictions, problems, tuning
 from benchmarks.utility.hindsight import Setting
 from benchmarks.utility.methods import METHODS
 from benchmarks.utility.problems import Problem
-from dpjax.accounting import gaussian_stddev
+from dpjax import accounting
+from dpjax.accounting import gaussian_stddev, noise_multiplier_to_epsilon
 
 KEYS = jax.random.split(jax.random.key(3), 2)
 RUN = {"cores": 2, "processor": "a processor", "accelerator": None, "python": "3.11"}
@@ -57,8 +53,8 @@ def test_excess_is_that_of_the_mean_test_loss():
     # Rows are scaled down where a method says so.
     lengths = np.linalg.norm(data.test_features, axis=1)
     short = data.test_features / np.maximum(lengths, 1)[:, None]
-    found = data.risk(np.ones(3), row_norm=1.0)
-    assert found == pytest.approx(0.5 * np.mean((short.sum(1) - data.targets) ** 2))
+    risk = data.risk(np.ones(3), row_norm=1.0)
+    assert risk == pytest.approx(0.5 * np.mean((short.sum(1) - data.targets) ** 2))
     # A mean of labels has the mean of the losses.
     predictions = np.array([[-3.0], [0.2], [40.0]])
     both = [problems._losses("logistic", predictions, y) for y in (-1.0, 1.0)]
@@ -83,7 +79,7 @@ def test_problems_are_those_of_the_record(name):
 def test_hindsight_descends_by_clipped_gradients_of_each_record(loss):
     data = small(loss)
     settings = [Setting(0.5, 0.3, 4), Setting(2.0, 0.1, 7)]
-    found = hindsight.descend(data, settings, KEYS, epsilon=1e7)
+    iterates = hindsight.descend(data, settings, KEYS, epsilon=1e7)
     for index, (norm, rate, num_steps) in enumerate(settings):
         params = np.zeros(3)
         for _ in range(num_steps):
@@ -94,7 +90,7 @@ def test_hindsight_descends_by_clipped_gradients_of_each_record(loss):
             grads = slopes[:, None] * data.features
             lengths = np.linalg.norm(grads, axis=1, keepdims=True)
             params -= rate * np.mean(grads * np.minimum(1, norm / lengths), axis=0)
-        for column in found[:, index].T:
+        for column in iterates[:, index].T:
             assert column == pytest.approx(params, abs=1e-4)
 
 
@@ -102,22 +98,22 @@ def test_hindsight_draws_the_noise_that_its_epsilon_asks_for():
     data = small(features=np.zeros((400, 50), np.float32))
     keys = jax.random.split(jax.random.key(0), 200)
     setting = Setting(l2_clip_norm=2.0, learning_rate=0.5, num_steps=3)
-    found = hindsight.descend(data, [setting], keys, epsilon=1.0)
+    iterates = hindsight.descend(data, [setting], keys, epsilon=1.0)
     stddev = gaussian_stddev(1.0, data.delta, sensitivity=2 * 2.0 / 400, num_releases=3)
     law = stats.norm(scale=0.5 * stddev * np.sqrt(3))  # three steps of 0.5
-    assert stats.kstest(found.ravel(), law.cdf).pvalue > 1e-3
+    assert stats.kstest(iterates.ravel(), law.cdf).pvalue > 1e-3
     for factor in (0.9, 1.1):
         wrong = stats.norm(scale=factor * law.std())
-        assert stats.kstest(found.ravel(), wrong.cdf).pvalue < 1e-6
+        assert stats.kstest(iterates.ravel(), wrong.cdf).pvalue < 1e-6
 
 
 def test_hindsight_chooses_by_the_excess_on_keys_of_its_own(monkeypatch):
     data = small()
     settings = [Setting(*x) for x in product((0.1, 10.0), (0.001, 0.3), (3, 30))]
     monkeypatch.setattr(hindsight, "grid", lambda is_wide: settings)
-    params, taken = hindsight.fit(data, KEYS, 8.0)
-    assert taken == {"l2_clip_norm": 10.0, "learning_rate": 0.3, "num_steps": 30}
-    again = hindsight.descend(data, [Setting(**taken)], KEYS, 8.0)
+    params, setting = hindsight.fit(data, KEYS, 8.0)
+    assert setting == {"l2_clip_norm": 10.0, "learning_rate": 0.3, "num_steps": 30}
+    again = hindsight.descend(data, [Setting(**setting)], KEYS, 8.0)
     np.testing.assert_array_equal(params, again[:, 0])
 
 
@@ -174,14 +170,14 @@ def test_every_method_fits_what_it_serves(name, loss, monkeypatch):
         pytest.skip("diffprivlib is not installed")
     small_grid = [Setting(1.0, 0.3, 10), Setting(10.0, 0.3, 10)]
     monkeypatch.setattr(hindsight, "grid", lambda is_wide: small_grid)
-    found, again = (page.run_one(method, data, 8.0, 2) for _ in range(2))
-    assert "left_out" not in found
-    assert len(found["excess"]) == 2
-    assert all(np.isfinite(found["excess"]))
-    assert {**again, "seconds": found["seconds"]} == found
+    first, again = (page.run_one(method, data, 8.0, 2) for _ in range(2))
+    assert "left_out" not in first
+    assert len(first["excess"]) == 2
+    assert all(np.isfinite(first["excess"]))
+    assert {**again, "seconds": first["seconds"]} == first
     if name == "adassp":  # more repetitions begin with the fewer
         more = page.run_one(method, data, 8.0, 4)["excess"]
-        assert more[:2] == found["excess"]
+        assert more[:2] == first["excess"]
         assert len(set(more)) == 4
 
 
@@ -218,24 +214,24 @@ def test_ratios_have_a_floor_and_means_leave_out_what_is_not_served():
     rows = [row("hindsight", 0.01, 0.01), row("dp_linear_model", -0.2, -0.2)]
     for name, x in (("hindsight", 0.0), ("dp_linear_model", 0.06), ("adassp", 0.16)):
         rows.append(row(name, x, x, problem="rand_hie"))
-    found = page.Numbers(record_of(*rows))
+    numbers = page.Numbers(record_of(*rows))
     # f is 0.2 percent of 10.
-    assert found.ratio("adult", "dp_linear_model", 1.0) == pytest.approx(0.02 / 0.03)
+    assert numbers.ratio("adult", "dp_linear_model", 1.0) == pytest.approx(0.02 / 0.03)
     names = ["adult", "rand_hie"]
-    mean, count = found.geometric_mean(names, "dp_linear_model", 1.0)
+    mean, count = numbers.geometric_mean(names, "dp_linear_model", 1.0)
     assert (mean, count) == (pytest.approx(np.sqrt(0.02 / 0.03 * 4)), 2)
-    assert found.geometric_mean(names, "adassp", 1.0) == (pytest.approx(9), 1)
-    assert found.geometric_mean(names, "tukey_em", 1.0) is None
+    assert numbers.geometric_mean(names, "adassp", 1.0) == (pytest.approx(9), 1)
+    assert numbers.geometric_mean(names, "tukey_em", 1.0) is None
 
 
 def test_a_search_states_how_its_budget_is_split(monkeypatch):
     monkeypatch.setattr(tuning, "NUM_STEPS", 3)
     keys = jax.random.split(jax.random.key(4), 1)  # others have used KEYS
-    params, found = tuning.select(small(), keys, 1.0, mean_trials=1.5)
+    params, facts = tuning.select(small(), keys, 1.0, mean_trials=1.5)
     assert params.shape == (3, 1)
     assert np.isfinite(params).all()
-    assert found["num_candidates"] == len(tuning.grid()) == 20
-    assert 0.5 < found["epsilon_of_a_run"] < 1
+    assert facts["num_candidates"] == len(tuning.grid()) == 20
+    assert 0.5 < facts["epsilon_of_a_run"] < 1
 
 
 @pytest.mark.parametrize("loss", ["squared", "logistic"])
@@ -244,8 +240,47 @@ def test_a_search_states_how_its_budget_is_split(monkeypatch):
 )
 def test_every_model_predicts_the_test_set(name, loss):
     method, data = predictions.METHODS[name], small(loss)
-    found = page.run_one(method, data, 8.0, 2, predictions.judged)
-    assert len(found["excess"]) == len(found.get("auc", "ab")) == 2
+    result = page.run_one(method, data, 8.0, 2, predictions.judged)
+    assert len(result["excess"]) == len(result.get("auc", "ab")) == 2
     constant = data.reference_risk + data.intercept_excess
-    assert np.mean(found["excess"]) < constant * (1.3 if name == "constant" else 1)
-    assert ("auc" in found) == (loss == "logistic")
+    assert np.mean(result["excess"]) < constant * (1.3 if name == "constant" else 1)
+    assert ("auc" in result) == (loss == "logistic")
+
+
+@pytest.mark.parametrize("num_bands", [1, 4])
+def test_a_plan_costs_its_epsilon(num_bands):
+    how, last, strategy = deep.plan(1_600, 3.0, 1e-4, 40, num_bands), 1.0, {}
+    if num_bands > 1:
+        sums = np.tri(40) @ np.linalg.inv(how.noise.matrix())
+        last = np.linalg.norm(sums[-1]) / np.sqrt(40)
+        strategy = {"strategy": how.noise}
+    sampling = how.batching.sampling(1_600, 40, **strategy)
+    assert how.stddev == pytest.approx(2 * how.multiplier / 100 * last)
+    assert 2.97 < noise_multiplier_to_epsilon(how.multiplier, 1e-4, sampling) <= 3.0
+
+
+def test_a_last_layer_anew_is_paid_with_the_steps():
+    how = deep.plan(1_600, 3.0, 1e-4, 40, head_share=0.4)
+    sampling = how.batching.sampling(1_600, 40)
+    steps = noise_multiplier_to_epsilon(how.multiplier, 1e-4, sampling)
+    # What dp_linear_model takes at that epsilon, for all of its releases.
+    release = accounting.Sampling(num_steps=1)
+    head = accounting.noise_multiplier(how.head_epsilon, 1e-4, release)
+    both = dataclasses.replace(sampling, other_multiplier=head)
+    assert 2.97 < noise_multiplier_to_epsilon(how.multiplier, 1e-4, both) <= 3.0
+    assert max(steps, how.head_epsilon) < 2.7 < steps + how.head_epsilon
+
+
+def test_hindsight_takes_the_best_of_its_grid_and_reports_fresh_keys(monkeypatch):
+    grid = {"NORMS": (1.0, 10.0), "RATES": (0.001, 1.0), "STEPS": (10,)}
+    for name, values in grid.items():
+        monkeypatch.setattr(deep, name, values)
+    task, key = tasks.task("digits"), jax.random.key(0)
+    losses = deep.grid_losses(task, deep.METHODS["hindsight"], 8.0, key)
+    assert len(losses) == 4
+    best = min(losses, key=lambda one: losses[one])
+    assert best.learning_rate == 1.0
+    assert losses[best] < 0.9 * losses[deep.Setting(1.0, 0.001, 10)]
+    result = deep.run_one(task, "hindsight", 8.0, 2)
+    assert (result["facts"]["rate"], result["facts"]["num_steps"]) == (1.0, 10)
+    assert result["excess"][0] != result["excess"][1]

@@ -111,10 +111,9 @@ def test_a_model_reads_each_cell_by_itself(case):
     made, truth, cells = model(name), expected(name), COLUMNS[name]
     for place in (0, 4):
         column = make([odd if i == place else x for i, x in enumerate(cells)])
-        found = made.predict({"a": column, "b": column})
-        np.testing.assert_array_equal(np.delete(found, place), np.delete(truth, place))
-    if odd is None:
-        assert found[place] == 0.0
+        means = made.predict({"a": column, "b": column})
+        np.testing.assert_array_equal(np.delete(means, place), np.delete(truth, place))
+        assert odd is not None or means[place] == 0.0
     full = make(cells)
     np.testing.assert_array_equal(made.predict({"a": full, "b": full}), truth)
 
@@ -125,12 +124,11 @@ def test_a_file_is_read_cell_by_cell(tmp_path, name, suffix):
     made, truth, path = model(name), expected(name), tmp_path / f"table{suffix}"
     for odd in [None, *(ODD[4:7] if suffix == ".csv" else ())]:
         cells = [odd, *COLUMNS[name][1:]]
-        table = {"a": cells, "b": cells}
         if suffix == ".csv":
             texts = ["" if odd is None else odd, *cells[1:]]
             path.write_text("\n".join(["a,b", *(f"{x},{x}" for x in texts)]))
         else:
-            pq.write_table(pa.table(table), path)
+            pq.write_table(pa.table({"a": cells, "b": cells}), path)
         np.testing.assert_array_equal(made.predict(path)[1:], truth[1:])
 
 
@@ -142,8 +140,8 @@ def test_a_text_of_arrow_that_is_not_utf8_is_replaced(tmp_path):
         table = pa.table({"a": column, "b": column})
         pq.write_table(table, tmp_path / "t.parquet")
         for source in (table, tmp_path / "t.parquet"):
-            found = model("towns").predict(source)
-            np.testing.assert_array_equal(found[1:], expected("towns")[1:])
+            means = model("towns").predict(source)
+            np.testing.assert_array_equal(means[1:], expected("towns")[1:])
 
 
 TABLES = {
@@ -155,6 +153,8 @@ TABLES = {
     ),
 }
 NUMBERS = [*np.linspace(-3.0, 3.0, 40).tolist()]
+LINEAR = DPLinearRegression(epsilon=3.0, random_state=0)
+LOGISTIC = DPLogisticRegression(classes=[0, 1], random_state=0)
 
 
 @pytest.mark.parametrize("odd", ODD, ids=lambda odd: repr(odd)[:9])
@@ -165,14 +165,14 @@ def test_a_fit_takes_each_cell_by_itself(kind, odd):
     number = float(odd) if is_number else np.nan
     cells, plain = [odd, *NUMBERS[1:]], [number, *NUMBERS[1:]]
     rows = np.stack([plain, np.ones(40)], axis=1)
-    linear = DPLinearRegression(epsilon=3.0, random_state=0)
-    found = linear.fit(TABLES[kind](cells), OBJECTS[kind](cells)).coef_
-    np.testing.assert_array_equal(found, linear.fit(rows, np.array(plain)).coef_)
-    logistic = DPLogisticRegression(classes=[0, 1], random_state=0)
     labels = [odd, *[int(x > 0) for x in NUMBERS[1:]]]
-    found = logistic.fit(rows, OBJECTS[kind](labels)).coef_
-    missing = np.array([-1, *labels[1:]])
-    np.testing.assert_array_equal(found, logistic.fit(rows, missing).coef_)
+    given = TABLES[kind](cells), OBJECTS[kind](cells)
+    for model, fitted, same in (
+        (LINEAR, given, (rows, np.array(plain))),
+        (LOGISTIC, (rows, OBJECTS[kind](labels)), (rows, np.array([-1, *labels[1:]]))),
+    ):
+        weights = model.fit(*fitted).coef_
+        np.testing.assert_array_equal(weights, model.fit(*same).coef_)
 
 
 @pytest.mark.parametrize("case", [*typed()], ids=lambda case: f"{case[0]} {case[1]}")
@@ -186,14 +186,13 @@ def test_a_type_reads_its_cells_one_by_one(case):
         table = column[:, None]
     else:
         table = column.to_frame()
-    linear = DPLinearRegression(epsilon=3.0, random_state=0)
     if name == "towns":
         with pytest.raises(ValueError, match="X must be of numbers, got column"):
-            linear.fit(table, np.arange(40))
+            LINEAR.fit(table, np.arange(40))
         return
     plain = np.array([np.nan, *map(float, COLUMNS[name][1:])] * 8)
-    found = linear.fit(table, column).coef_
-    np.testing.assert_array_equal(found, linear.fit(plain[:, None], plain).coef_)
+    weights = LINEAR.fit(table, column).coef_
+    np.testing.assert_array_equal(weights, LINEAR.fit(plain[:, None], plain).coef_)
 
 
 def test_categories_are_told_apart_to_the_last_digit():
@@ -201,6 +200,6 @@ def test_categories_are_told_apart_to_the_last_digit():
     labels = np.where(cells.array.codes == 0, "yes", "no")
     additive = DPAdditiveClassifier(epsilon=9.0, classes=["no", "yes"], random_state=0)
     additive.fit(pd.DataFrame({"a": cells, "b": 1.0}), labels)
-    found = additive.shapes_["a"]
-    assert found.grid.tolist() == [BIG, BIG - 1, 7, 0]
-    assert found.values[0] > found.values[1] + 1
+    shape = additive.shapes_["a"]
+    assert shape.grid.tolist() == [BIG, BIG - 1, 7, 0]
+    assert shape.values[0] > shape.values[1] + 1

@@ -11,7 +11,6 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
-import optax
 import pytest
 from jax.extend.random import define_prng_impl
 
@@ -52,32 +51,19 @@ def some_leaf_of_a_split(key, data, *, reuses):
     return noisy(keys[0], data) + noisy(keys[0 if reuses else 1], data)
 
 
-def noise_by_state(*, reuses):
-    """A transform that may forget to give its state a key of its own."""
-
-    def update(updates, key, params=None):
-        del params
-        next_key, noise_key = (key, key) if reuses else jax.random.split(key)
-        return noisy(noise_key, updates), next_key
-
-    return optax.GradientTransformation(lambda params: None, update)
+def update(key, updates, *, reuses):
+    """Of a transform that may forget to give its state a key of its own."""
+    next_key, noise_key = (key, key) if reuses else jax.random.split(key)
+    return next_key, noisy(noise_key, updates)
 
 
 def two_updates(key, data, *, reuses):
-    transform = noise_by_state(reuses=reuses)
-    first, state = transform.update(data, key)
-    second, _ = transform.update(data, state)
-    return first, second
+    state, first = update(key, data, reuses=reuses)
+    return first, update(state, data, reuses=reuses)[1]
 
 
 def scan_of_updates(key, data, *, reuses):
-    transform = noise_by_state(reuses=reuses)
-
-    def step(state, row):
-        update, state = transform.update(row, state)
-        return state, update
-
-    return jax.lax.scan(step, key, data)[1]
+    return jax.lax.scan(partial(update, reuses=reuses), key, data)[1]
 
 
 def loop_with_the_key_from_outside(key, data, *, reuses):
@@ -182,17 +168,12 @@ def test_no_batch_reuses_its_key(one, key):
 
 
 def test_a_descent_without_noise_does_not_reuse_its_key(key):
+    options = {"estimator": Clipping(1.0), "learning_rate": 0.1, "num_steps": 2}
+    options["batching"] = batching.WithoutReplacement(3)
+
     def descend(key, data):
-        return solvers.robust_gradient_descent(
-            lambda w, x: w @ x,
-            PARAMS,
-            data,
-            estimator=Clipping(1.0),
-            learning_rate=0.1,
-            num_steps=2,
-            batching=batching.WithoutReplacement(3),
-            key=key,
-        ).params
+        problem = (lambda w, x: w @ x), PARAMS, data
+        return solvers.robust_gradient_descent(*problem, key=key, **options).params
 
     trace(descend, key, DATA)
     with pytest.raises(jax.errors.KeyReuseError):

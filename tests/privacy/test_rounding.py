@@ -13,13 +13,8 @@ import pytest
 from hypothesis import strategies as st
 
 import dpjax
-from dpjax._rounding import (
-    as_decimal,
-    difference_down,
-    rounded_down,
-    rounded_up,
-    sum_up,
-)
+from dpjax import _rounding
+from dpjax._rounding import as_decimal, rounded_down, rounded_up, sum_up
 
 
 @hypothesis.settings(max_examples=500, deadline=None, database=None)
@@ -27,7 +22,7 @@ from dpjax._rounding import (
     value=st.floats(0.0, 1e308) | st.floats(-320, 300).map(lambda x: 10**x),
     digits=st.integers(1, 17),
 )
-def test_on_its_side_and_next_to_the_value(value, digits):
+def test_a_rounded_number_is_on_its_side_and_next_to_the_value(value, digits):
     up, down = rounded_up(value, digits), rounded_down(value, digits)
     assert float(down) <= value <= float(up)
     exact = as_decimal(value)
@@ -35,11 +30,9 @@ def test_on_its_side_and_next_to_the_value(value, digits):
     assert low <= exact <= high
     for text in (low, high):
         assert len(text.normalize().as_tuple().digits) <= digits
-    if low != high:  # neighbours: no number of so many digits lies between
-        gap = Decimal(1).scaleb(exact.adjusted() - digits + 1)
-        assert high - low == gap
-    else:
-        assert low == exact
+    # Neighbors, or equal: no number of so many digits lies between.
+    gap = Decimal(1).scaleb(exact.adjusted() - digits + 1)
+    assert high - low == gap or low == high == exact
 
 
 @pytest.mark.parametrize(
@@ -61,7 +54,7 @@ def test_on_its_side_and_next_to_the_value(value, digits):
         (1 - as_decimal(1 - 1e-6), 1, "1e-06", "1e-06"),
     ],
 )
-def test_text(value, digits, down, up):
+def test_rounded_numbers_are_written_with_few_digits(value, digits, down, up):
     assert rounded_down(value, digits) == down
     assert rounded_up(value, digits) == up
 
@@ -72,7 +65,7 @@ def test_text(value, digits, down, up):
 )
 def test_sums_are_on_their_side(total, share, other):
     part = share * total
-    rest = difference_down(total, part)
+    rest = _rounding.difference_down(total, part)
     assert Fraction(part) + Fraction(rest) <= Fraction(total)
     assert sum_up(part, rest) <= total
     assert total - part - 1e-15 * total <= rest

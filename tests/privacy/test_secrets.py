@@ -68,7 +68,7 @@ def test_a_sum_without_noise_is_not_shown():
 
 
 def test_every_class_with_a_key_hides_it():
-    found = {}
+    texts = {}  # of classes with a key
     for module in pkgutil.walk_packages(dpjax.__path__, "dpjax."):
         if module.name.endswith("__main__"):
             continue
@@ -77,10 +77,10 @@ def test_every_class_with_a_key_hides_it():
                 shown = getattr(each, "_fields", ())
                 if dataclasses.is_dataclass(each):
                     shown = [x.name for x in dataclasses.fields(each) if x.repr]
-                found |= {each.__name__: each.__repr__} if "key" in shown else {}
+                texts |= {each.__name__: each.__repr__} if "key" in shown else {}
     hidden = type(STATES["batches"](jax.random.key(0))).__repr__
-    assert len(found) >= 6
-    assert {n for n, text in found.items() if text is not hidden} <= INTERNAL
+    assert len(texts) >= 6
+    assert {n for n, text in texts.items() if text is not hidden} <= INTERNAL
 
 
 def test_errors_do_not_print_what_may_be_secret():
@@ -98,26 +98,20 @@ def test_errors_do_not_print_what_may_be_secret():
 
 @pytest.mark.parametrize("noise", [None, BandedToeplitz(4, (1.0, 0.5))])
 def test_a_donated_training_state_deletes_nothing_else(noise):
-    run = dpjax.PrivateTraining(
-        jnp.vdot,
-        # Its state holds the parameters, too: no buffer may be donated twice.
-        optax.contrib.schedule_free_sgd(0.1),
-        num_samples=99,
-        epsilon=1.0,
-        delta=1e-3,
-        noise=noise,
-        estimator=Clipping(1.0),
-    )
+    # Its state holds the parameters, too: no buffer may be donated twice.
+    optimizer = optax.contrib.schedule_free_sgd(0.1)
+    options = {"num_samples": 99, "epsilon": 1.0, "delta": 1e-3, "noise": noise}
+    run = dpjax.PrivateTraining(jnp.vdot, optimizer, estimator=Clipping(1.0), **options)
+
+    def is_key(x):
+        return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+
     params, host, key = jnp.ones(3), np.ones(3, np.float32), jax.random.key(0)
     with jax.debug_key_reuse(False):
         for start in (params, host):
             state = run.init(start, key)
-            places = [
-                x.unsafe_buffer_pointer()
-                for x in jax.tree.leaves(state)
-                if not jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
-            ]
-            assert len({*places}) == len(places)
+            leaves = [x for x in jax.tree.leaves(state) if not is_key(x)]
+            assert len({x.unsafe_buffer_pointer() for x in leaves}) == len(leaves)
             jax.jit(lambda state: state, donate_argnums=0)(state)
     assert params.sum() == host.sum() == 3
     assert jax.random.uniform(key) >= 0

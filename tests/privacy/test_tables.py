@@ -61,8 +61,8 @@ def hostile(encoding, end, delimiter):
     other = END_IN_CELL[end]
     lines += [f"a{other}b{delimiter}1", f"{other}", '"a' + other, f'b"{other}']
     lines += [f'"{delimiter * 150}x', "x" * 300]
-    found = [*map(written, lines), *(WIDE_BYTES if "16" in encoding else BYTES)]
-    return written, written(f"1{delimiter}p"), found
+    content = [*map(written, lines), *(WIDE_BYTES if "16" in encoding else BYTES)]
+    return written, written(f"1{delimiter}p"), content
 
 
 def records_of(path, lines, encoding, end):
@@ -104,13 +104,13 @@ def test_no_pair_of_lines_changes_another(tmp_path, encoding, end):
     written, plain, lines = hostile(encoding, end, ",")
     head = [written("x,y"), plain]
     alone = [records_of(path, [*head, line], encoding, end)[1] for line in lines]
-    for i, j in itertools.product(range(len(lines)), range(len(lines))):
+    for i, j in itertools.product(range(len(lines)), repeat=2):
         content = [*head, lines[i], plain, lines[j]]
         records = records_of(path, content, encoding, end)
         assert records == [("1", "p"), alone[i], ("1", "p"), alone[j]]
 
 
-def test_a_file_of_carriage_returns(csv_file):
+def test_carriage_returns_alone_end_lines(csv_file):
     path = csv_file(b'x,y\r1,"a\r2,b\n\r')
     assert column_names(path) == ["x", "y"]
     assert read_columns(path, ["y"])["y"].tolist() == ['"a', "b"]
@@ -135,15 +135,14 @@ def test_delimiters_and_codecs_are_recognised(tmp_path, delimiter, codec, suffix
     assert columns["y"].tolist() == ["é", "a,b;c\td"]
 
 
-def test_npz(tmp_path):
+def test_npz_files_hold_one_column_of_text_or_numbers_for_each_array(tmp_path):
     path = tmp_path / "data.npz"
     np.savez(path, x=np.array([1, np.inf]), y=np.array(["a", "b"]))
     assert column_names(path) == ["x", "y"]
     assert read_columns(path, ["y"])["y"].tolist() == ["a", "b"]
     for x, y, message in (
         (np.ones(3), np.ones(2), "one shape"),
-        (np.ones((3, 2)), np.ones((3, 2)), "one shape"),
-        (np.ones(()), np.ones(()), "one shape"),
+        *((np.ones(shape), np.ones(shape), "one shape") for shape in ((3, 2), ())),
         (np.ones(2, complex), np.ones(2), "text or numbers"),
         (np.array([1, "a"], object), np.ones(2), "allow_pickle"),
         (np.ones(0), np.ones(0), "at least one record"),
@@ -209,7 +208,7 @@ def test_names_of_files_are_no_patterns(tmp_path, num_rows):
     assert read_columns(path, ["x"], least=0)["x"].tolist() == numbers
 
 
-def test_files_without_records(tmp_path, csv_file):
+def test_files_without_records_or_cut_short_are_refused(tmp_path, csv_file):
     with pytest.raises(ValueError, match="DATA must be a file with at least one"):
         read_columns(csv_file(b"x,y\n"), ["x"])
     path = tmp_path / "cut.csv.gz"
@@ -233,10 +232,10 @@ def test_what_is_written_is_read_back(tmp_path_factory, rows, block, style, deli
     writer = csv.writer(text, quoting=style, delimiter=delimiter)
     writer.writerows([("x", "y", "z"), *rows])
     path = tmp_path_factory.mktemp("csv") / "data.csv"
+    path.write_bytes(text.getvalue().encode())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_csv, "_BLOCK", block)
         patch.setattr(_csv, "_START", max(block, 32))
-        path.write_bytes(text.getvalue().encode())
         columns = read_columns(path, [*"xyz"], text_format=TextFormat(quoted=True))
     cells = zip(*(column.tolist() for column in columns.values()), strict=True)
     # A line break inside quotes is in its cell; blanks around cells are in none.
@@ -273,7 +272,7 @@ LINES_OF = {
 
 @pytest.mark.parametrize("block", [1, 1 << 22])
 @pytest.mark.parametrize("kind", LINES_OF)
-def test_lines_that_are_no_records(csv_file, monkeypatch, kind, block):
+def test_titles_sums_and_separators_are_no_records(csv_file, monkeypatch, kind, block):
     monkeypatch.setattr(_csv, "_BLOCK", block)
     monkeypatch.setattr(_csv, "_START", max(block, 6))
     text, options, cells = LINES_OF[kind]
@@ -293,8 +292,8 @@ def test_bytes_that_do_not_decode_are_missing(csv_file, encoding, town):
     text_format = TextFormat(encoding=encoding)
     column = read_columns(path, ["y"], text_format=text_format)["y"]
     assert column.tolist() == [town, "Lier"]
-    found = Categorical(("Gh\u00e9nt", "Lier")).encode(column).tolist()
-    assert found == [[float(encoding is not None), 0.0], [0.0, 1.0]]
+    encoded = Categorical(("Gh\u00e9nt", "Lier")).encode(column).tolist()
+    assert encoded == [[float(encoding is not None), 0.0], [0.0, 1.0]]
 
 
 COMMA = {"decimal": ","}
@@ -313,7 +312,7 @@ NUMBERS = [  # a format, and numbers of cells
 ]
 
 
-def test_numbers_in_a_format():
+def test_cells_are_numbers_in_the_format_of_their_file():
     for options, cells in NUMBERS:
         column = Texts.of(cells, TextFormat(**options))
         expected = [np.nan if number is None else number for number in cells.values()]
@@ -328,8 +327,7 @@ def test_texts_of_a_file_are_encoded_as_those_of_an_array():
     codes = ["250.1", "250.10", "250", "250.00", "1.5"]
     missing = [None, np.nan, pd.NA, pd.NaT, np.datetime64("NaT"), " "]
     for cells, names in (
-        (ids, (ids[0],)),
-        (codes, tuple(codes)),
+        *((ids, (ids[0],)), (codes, tuple(codes))),
         (missing, ("NA", "None", "a")),
     ):
         kind, column = Categorical(names), Texts.of(cells)
@@ -353,34 +351,31 @@ def test_formats_that_are_refused():
             TextFormat(**{name: bad})
 
 
-def test_parquet_of_many_types(tmp_path):
-    path, ids = tmp_path / "data.parquet", [2**53, 2**53 + 1, None]
-    pl.DataFrame(
-        {
-            "id": ids,
-            "price": [decimal.Decimal("1.50"), None, decimal.Decimal("-2.25")],
-            "kind": pl.Series(["a", None, "b"], dtype=pl.Categorical),
-            "raw": [b"a", b"\xff", None],
-            "number": pl.Series([1.5, None, float("nan")]),
-            "flag": [True, None, False],
-            "enum": pl.Series(["a", None, "b"], dtype=pl.Enum(["a", "b"])),
-            "empty": pl.Series([None] * 3, dtype=pl.Null),
-            "when": [datetime.datetime(2020, 1, 1)] * 3,
-            "nested": [[1], [2], None],
-            "record": [{"a": 1}] * 3,
-        }
-    ).write_parquet(path)
+def test_parquet_columns_of_every_type_are_read_or_refused(tmp_path):
+    path, texts = tmp_path / "data.parquet", ["a", None, "b"]
+    frame = {
+        "id": [2**53, 2**53 + 1, None],
+        "price": [decimal.Decimal("1.50"), None, decimal.Decimal("-2.25")],
+        "kind": pl.Series(texts, dtype=pl.Categorical),
+        "raw": [b"a", b"\xff", None],
+        "number": pl.Series([1.5, None, float("nan")]),
+        "flag": [True, None, False],
+        "enum": pl.Series(texts, dtype=pl.Enum(["a", "b"])),
+        "empty": pl.Series([None] * 3, dtype=pl.Null),
+        "when": [datetime.datetime(2020, 1, 1)] * 3,
+        **{"nested": [[1], [2], None], "record": [{"a": 1}] * 3},
+    }
+    pl.DataFrame(frame).write_parquet(path)
     names = column_names(path)[:-3]
     columns = read_columns(path, names)
     for name in names:
         schema = {name: Numeric(), "kind": Categorical(("a",))}
         assert np.isfinite(encode(columns, schema)[0]).all()
     assert columns["flag"].tolist()[::2] == [1.0, 0.0]
-    assert columns["enum"].tolist() == ["a", "", "b"]
+    assert columns["enum"].tolist() == columns["kind"].tolist() == ["a", "", "b"]
     assert Categorical((str(2**53 + 1),)).encode(columns["id"]).sum() == 1
     np.testing.assert_array_equal(numbers_of(columns["id"])[:2], [2**53, 2**53])
     np.testing.assert_array_equal(numbers_of(columns["price"]), [1.5, np.nan, -2.25])
-    assert columns["kind"].tolist() == ["a", "", "b"]
     assert Categorical(("a",)).encode(columns["raw"]).tolist() == [[1], [0], [0]]
     types = {"when": "timestamp", "nested": "large_list", "record": "struct"}
     for name, kind in types.items():

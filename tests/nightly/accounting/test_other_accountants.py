@@ -8,27 +8,14 @@ import jax
 import numpy as np
 import pytest
 import scipy.stats
-from dp_accounting import ComposedDpEvent, GaussianDpEvent, SelfComposedDpEvent
 from dp_accounting.dp_event import MixtureOfGaussiansDpEvent
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
 from dpjax import ADD_OR_REMOVE_ONE, REPLACE_ONE, accounting, batching
-from dpjax.accounting import (
-    PrivacyGuarantee,
-    Sampling,
-    gaussian_epsilon,
-    gaussian_event,
-    noise_multiplier,
-    noise_multiplier_to_epsilon,
-    tuning_epsilon,
-)
+from dpjax.accounting import Sampling, noise_multiplier, noise_multiplier_to_epsilon
+from dpjax.accounting import _sampled_gaussian as losses
 from dpjax.accounting._profiles import overflow_of
-from dpjax.accounting._sampled_gaussian import (
-    fixed_size_losses,
-    losses_where_removed,
-    losses_where_replaced,
-)
 from dpjax.batching import CyclicPoisson
 from dpjax.mechanisms import BandedToeplitz, BufferedToeplitz
 from tests.unit.accounting.test_smooth import MECHANISMS, check_cost
@@ -45,7 +32,7 @@ def test_cost_covers_the_renyi_divergence(mechanism, t, s, sigma):
     check_cost(mechanism, t, s, sigma)
 
 
-def test_costs_are_jax_privacys():
+def test_epsilons_are_those_of_jax_privacy():
     theirs = pytest.importorskip("jax_privacy.accounting")
     from jax_privacy.matrix_factorization import toeplitz
 
@@ -82,11 +69,11 @@ def test_costs_are_jax_privacys():
         np.testing.assert_allclose(epsilon, expected, rtol=2e-3)
 
 
-def test_groups_cost_what_the_library_says():
+def test_groups_cost_what_dp_accounting_says():
     weights = tuple(scipy.stats.binom.pmf(range(4), 3, 0.1))
     step = MixtureOfGaussiansDpEvent(1.4, tuple(range(4)), weights)
     accountant = PLDAccountant(value_discretization_interval=1e-3)
-    expected = accountant.compose(SelfComposedDpEvent(step, 20)).get_epsilon(1e-6)
+    expected = accountant.compose(dpa.SelfComposedDpEvent(step, 20)).get_epsilon(1e-6)
     run = Sampling(num_steps=20, sampling_prob=0.1, relation=ADD_OR_REMOVE_ONE)
     delta = 1e-6 / (1 - 1e-3)
     epsilon = noise_multiplier_to_epsilon(1.4, delta, replace(run, group_size=3))
@@ -96,14 +83,14 @@ def test_groups_cost_what_the_library_says():
 @pytest.mark.parametrize("num_bins", [5, 40, 200])
 @pytest.mark.parametrize("epochs", [1, 20])
 @pytest.mark.parametrize("epsilon", [0.5, 3.0])
-def test_costs_no_more_than_poisson_batches(num_bins, epochs, epsilon):
+def test_balls_in_bins_cost_no_more_than_poisson_batches(num_bins, epochs, epsilon):
     run = Sampling(num_steps=num_bins * epochs, relation=ADD_OR_REMOVE_ONE)
     bins = noise_multiplier(epsilon, 1e-8, replace(run, num_bins=num_bins))
     poisson = noise_multiplier(epsilon, 1e-8, replace(run, sampling_prob=1 / num_bins))
     assert 0.8 * poisson < bins <= 1.005 * poisson
 
 
-def test_replaced_records_in_an_order_of_256_of_10_000():
+def test_bins_of_replaced_records_cost_nearly_as_poisson_batches_do():
     sampling = batching.BallsInBins(39).sampling(10_000, 200)
     assert sampling == Sampling(200, num_bins=39)
     multiplier = noise_multiplier(1.0, 1e-5, sampling)
@@ -113,7 +100,7 @@ def test_replaced_records_in_an_order_of_256_of_10_000():
 
 
 @pytest.mark.parametrize("relation", [REPLACE_ONE, ADD_OR_REMOVE_ONE])
-def test_profile_of_a_run(relation):
+def test_delta_of_a_run_in_bins_is_the_inverse_of_its_epsilon(relation):
     run = Sampling(num_steps=33, num_bins=10, relation=relation)
     deltas, event = np.array([1e-4, 1e-6]), accounting.gaussian_event(1.0, run)
     epsilons = [noise_multiplier_to_epsilon(1.0, d, run) for d in deltas]
@@ -129,7 +116,7 @@ def sampled(prob, stddev, num_steps):
     return dpa.SelfComposedDpEvent(step, num_steps)
 
 
-def test_printed_numbers():
+def test_noise_multipliers_and_epsilons_of_the_pages():
     # In units of the norm bound C of a record: replace-one sensitivity is 2C.
     budget = (1.0, 1e-5)
     assert round(2 * noise_multiplier(*budget, Sampling(num_steps=1000)), 1) == 235.9
@@ -152,15 +139,15 @@ def test_printed_numbers():
 def test_named_accountants_report_no_less_and_others_refuse():
     run = replace(POISSON, relation=ADD_OR_REMOVE_ONE)
     for multiplier in (0.6, 1.18, 20.0):
-        accountant = RdpAccountant().compose(gaussian_event(multiplier, run))
+        accountant = RdpAccountant().compose(accounting.gaussian_event(multiplier, run))
         ours = noise_multiplier_to_epsilon(multiplier, 1e-5, run)
         assert ours <= accountant.get_epsilon(1e-5)
     multiplier = noise_multiplier(1.0, 1e-5, POISSON)
-    poisson = gaussian_event(multiplier, POISSON)
+    poisson = accounting.gaussian_event(multiplier, POISSON)
     accountant = PLDAccountant(REPLACE_ONE).compose(poisson)
     assert 0.995 < accountant.get_epsilon(1e-5) <= 1.0
     # Of batches of fixed size it knows less.
-    fixed_size = gaussian_event(multiplier, FIXED_SIZE)
+    fixed_size = accounting.gaussian_event(multiplier, FIXED_SIZE)
     accountant = RdpAccountant(neighboring_relation=REPLACE_ONE).compose(fixed_size)
     claimed = noise_multiplier_to_epsilon(multiplier, 1e-5, FIXED_SIZE)
     assert claimed < 0.6 * accountant.get_epsilon(1e-5)
@@ -171,7 +158,7 @@ def test_named_accountants_report_no_less_and_others_refuse():
     ):
         with pytest.raises(dpa.UnsupportedEventError):
             accountant.compose(event)
-    full = gaussian_event(3.7306)
+    full = accounting.gaussian_event(3.7306)
     assert PLDAccountant(REPLACE_ONE).compose(full).get_epsilon(1e-5) > 2.0
 
 
@@ -198,13 +185,13 @@ def test_fft_error_of_the_accountant_is_set_aside(num_steps):
     accountant = PLDAccountant().compose(sampled(1.0, multiplier, num_steps))
     # The same by our own losses, of batches of (nearly) all records, on a finer grid.
     steps = [
-        fixed_size_losses(multiplier, 1.0, 0.1 / multiplier),
-        losses_where_replaced(multiplier, 1 - 2**-53, 0.1 / multiplier),
-        losses_where_removed(multiplier, 1 - 2**-53, 0.1 / multiplier),
+        losses.fixed_size_losses(multiplier, 1.0, 0.1 / multiplier),
+        losses.losses_where_replaced(multiplier, 1 - 2**-53, 0.1 / multiplier),
+        losses.losses_where_removed(multiplier, 1 - 2**-53, 0.1 / multiplier),
     ]
     runs = [step.self_compose(num_steps).get_delta_for_epsilon for step in steps]
     for delta in (1e-9, 1e-11, 1e-13):
-        epsilon = gaussian_epsilon(1.0, delta, sensitivity=1.0)
+        epsilon = accounting.gaussian_epsilon(1.0, delta, sensitivity=1.0)
         for get_delta in (accountant.get_delta, *runs):
             assert delta - get_delta(epsilon) <= 1e-15 * num_steps
 
@@ -218,23 +205,20 @@ def test_no_selection_costs_more_and_some_cost_about_as_much(base, distribution,
 
 def test_sampled_events_are_read_and_not_below_their_accountant():
     run = Sampling(num_steps=20, sampling_prob=0.05)
-    exact = noise_multiplier_to_epsilon(1.5, DELTA, run)
-    price = tuning_epsilon(gaussian_event(1.5, run), DELTA, mean_trials=1)
-    assert 0.99 * exact <= price <= 1.01 * exact
+    batches = Sampling(num_steps=20, num_samples=1_000, batch_size=50)
+    event, of_batches = (accounting.gaussian_event(1.5, x) for x in (run, batches))
+    both = dpa.ComposedDpEvent((of_batches, dpa.GaussianDpEvent(6.0)))
+
+    def price_of(event):
+        return accounting.tuning_epsilon(event, DELTA, mean_trials=1)
+
+    for sampling, spent in (
+        *((run, event), (batches, of_batches)),
+        (replace(batches, other_multiplier=6.0), both),
+    ):
+        exact = noise_multiplier_to_epsilon(1.5, DELTA, sampling)
+        assert 0.99 * exact <= price_of(spent) <= 1.01 * exact
     # Of a run's guarantee, batches that overflow are paid besides.
     run_epsilon = noise_multiplier_to_epsilon(1.5, 1e-7, run)
-    guarantee = PrivacyGuarantee.of(
-        run_epsilon, 1e-7, dp_event=gaussian_event(1.5, run)
-    )
-    paid = tuning_epsilon(guarantee, DELTA, mean_trials=1)
-    assert price < paid < 1.01 * price
-    batches = Sampling(num_steps=20, num_samples=1_000, batch_size=50)
-    exact = noise_multiplier_to_epsilon(1.5, DELTA, batches)
-    price = tuning_epsilon(gaussian_event(1.5, batches), DELTA, mean_trials=1)
-    assert 0.99 * exact <= price <= 1.01 * exact
-    both = ComposedDpEvent((gaussian_event(1.5, batches), GaussianDpEvent(6.0)))
-    exact = noise_multiplier_to_epsilon(
-        1.5, DELTA, replace(batches, other_multiplier=6.0)
-    )
-    price = tuning_epsilon(both, DELTA, mean_trials=1)
-    assert 0.99 * exact <= price <= 1.01 * exact
+    guarantee = accounting.PrivacyGuarantee.of(run_epsilon, 1e-7, dp_event=event)
+    assert price_of(event) < price_of(guarantee) < 1.01 * price_of(event)

@@ -94,19 +94,19 @@ def right(frame, edges, by):
 
 def places_of(rows):
     """Returns rows by column, group, statistic and category, or index of the bin."""
-    found, bins = {}, {}
+    places, bins = {}, {}
     for row in rows:
         of, where = row.of, (row.column, row.group)
         if row.statistic == "histogram":
             of = bins[where] = bins.get(where, -1) + 1
-        found[*where, row.statistic, of] = row
-    return found
+        places[*where, row.statistic, of] = row
+    return places
 
 
 def assert_right(rows, truths):
-    found = places_of(rows)
+    by_place = places_of(rows)
     for place, truth in truths:
-        row = found[place]
+        row = by_place[place]
         assert row.low <= row.value <= row.high, place
         if place[2] in ("count", "missing", "histogram", "share"):
             assert row.value == pytest.approx(truth, abs=1e-9), place
@@ -118,8 +118,8 @@ def assert_right(rows, truths):
 
 def assert_possible(rows, num, by, total=None):
     """Asserts that numbers are possible ones, and agree."""
-    found, sizes = places_of(rows), {}
-    for (name, group, statistic, _), row in found.items():
+    by_place, sizes = places_of(rows), {}
+    for (name, group, statistic, _), row in by_place.items():
         low, high = {"share": (0, 1)}.get(statistic, (0, num))
         if statistic in ("mean", "median", "quantile 0.9"):
             low, high = LIMITS.get(name, (-np.inf, np.inf))
@@ -130,13 +130,14 @@ def assert_possible(rows, num, by, total=None):
     groups = {group for _, group in sizes} - {"(all)"}
     for name in SCHEMA:
         for group in ["(all)"] if by is None or name == by else groups:
-            cells = {k: r.value for k, r in found.items() if k[:2] == (name, group)}
+            cells = {k: r.value for k, r in by_place.items() if k[:2] == (name, group)}
             shares = [value for k, value in cells.items() if k[2] == "share"]
             assert not shares or sum(shares) == pytest.approx(1.0, abs=1e-9)
             if by is None:
                 size = total or sizes["age", group]
             else:
-                size = num if name == by else found[by, "(all)", "count", group].value
+                place = by, "(all)", "count", group
+                size = num if name == by else by_place[place].value
             assert sizes[name, group] == pytest.approx(size), (name, group)
             if name in ("free", *LIMITS):
                 bins = [value for k, value in cells.items() if k[2] == "histogram"]
@@ -144,25 +145,22 @@ def assert_possible(rows, num, by, total=None):
 
 
 @pytest.mark.parametrize("by", ["town", None])
-def test_numbers_of_a_description(by):
+def test_a_description_states_the_numbers_of_its_table(by):
     frame = table()
-    found = described(frame, by=by)
-    assert_right(found.rows, right(frame, found.edges, by))
+    exact = described(frame, by=by)
+    assert_right(exact.rows, right(frame, exact.edges, by))
     for seed, epsilon in enumerate((0.5, EXACT)):
         noisy = described(frame, by=by, epsilon=epsilon, seed=seed)
         assert_possible(noisy.rows, NUM, by, NUM)
         if epsilon < EXACT:  # intervals of 95 percent, of noise and of sampling
             places, truths = places_of(noisy.rows), [*right(frame, noisy.edges, by)]
-            missed = [
-                place
-                for place, truth in truths
-                if not places[place].low <= np.mean(truth) <= places[place].high
-            ]
+            rows = [(places[place], np.mean(truth)) for place, truth in truths]
+            missed = [row for row, truth in rows if not row.low <= truth <= row.high]
             assert len(missed) <= 0.08 * len(truths), missed
 
 
-def test_numbers_of_units(folder):
-    """Counts are of the first records of each person, and everything says so."""
+def test_a_description_counts_the_first_records_of_each_person(folder):
+    """And everything says so."""
     frame = table(900)
     frame.insert(0, "who", np.arange(900) % 240)
     frame.to_csv("data.csv", index=False)
@@ -192,12 +190,12 @@ def test_numbers_of_units(folder):
     assert "the first 3 records of each value of who" in page
 
 
-def test_numbers_of_a_sample():
+def test_a_description_of_a_sample_counts_the_whole_table():
     frame = table(2 * NUM)
     for epsilon in (0.5, EXACT):
-        found = described(frame, epsilon=epsilon, max_records=NUM, by="town")
-        assert_possible(found.rows, 2 * NUM, "town")
-    (owns,) = (r for r in found.rows if r[:4] == ("owns", "Lier", "count", "true"))
+        rows = described(frame, epsilon=epsilon, max_records=NUM, by="town").rows
+        assert_possible(rows, 2 * NUM, "town")
+    (owns,) = (r for r in rows if r[:4] == ("owns", "Lier", "count", "true"))
     truth = len(frame.query("town == 'Lier' and owns == 'true'"))
     assert owns.low < truth < owns.high
 
@@ -213,18 +211,13 @@ def planned(folder):
     return plan
 
 
-def made(target, loss, base_rate=0.5, rows=2_000):
-    Path("schema.toml").write_text(PLANNED + f"target = {target}")
-    schema = read_schema(Path("schema.toml"), link="identity")
-    laws = {"tail": 3.0, "signal": 0.5, "base_rate": base_rate}
-    return made_records(schema, rows, loss, seed=3, **laws)
-
-
-def test_numbers_of_a_plan(planned):
+def test_a_plan_states_the_numbers_of_models_of_its_records(planned):
     target = "{center = 5, scale = 2}"
     options = "--epsilon", "1000", "--model", "linear"
     content, _ = planned(target, *options, rows=20_000)
-    data = made(target, "squared", rows=20_000)
+    schema = read_schema(Path("schema.toml"), link="identity")
+    laws = {"tail": 3.0, "signal": 0.5, "base_rate": 0.5}
+    data = made_records(schema, 20_000, "squared", seed=3, **laws)
     x, y = data.features.astype(float), data.targets.astype(float)
     weights, (rss,), *_ = np.linalg.lstsq(x, y)
     off = data.test_targets - data.test_features @ weights
@@ -243,15 +236,15 @@ def test_numbers_of_a_plan(planned):
 
 def test_of_rare_labels_a_plan_promises_less(planned, monkeypatch):
     monkeypatch.setattr("dpjax.tables.cli._forecast._Made.width", lambda *_: np.inf)
-    kept = []
+    gains = []  # of what a model without privacy gains
     for options in ([], ["--base-rate", 0.04]):
         target = '{positive = "yes"}'
         content, shown = planned(target, "--epsilon", 0.5, *options)
         least, best = content["constant"]["loss"], content["no_privacy"]["loss"]
         (private,) = content["outcomes"]
-        kept.append((least - private["loss"]) / (least - best))
+        gains.append((least - private["loss"]) / (least - best))
         assert f"{4 if options else 50} % of the labels are positive" in shown
-    assert kept[1] < kept[0] - 0.2
+    assert gains[1] < gains[0] - 0.2
 
 
 @pytest.mark.parametrize("loss", ["poisson", "squared"])
@@ -276,21 +269,20 @@ def test_widths_shrink_with_records(folder):
 
 def test_a_limit_makes_numbers_as_exact_as_it_allows():
     frame = table(1_000)[["income"]].dropna()
-    half = {}
+    widths = []
     for limit in (None, SCHEMA["income"]):
-        schema = {"income": limit}
         options = {"key": jax.random.key(1), "epsilon": 1.0, "delta": 1e-4}
-        found = dpjax.describe(frame, schema, **options)
-        (row,) = (x for x in found.rows if x.statistic == "mean")
-        half[limit] = (row.high - row.low) / 2
+        rows = dpjax.describe(frame, {"income": limit}, **options).rows
+        (row,) = (x for x in rows if x.statistic == "mean")
+        widths.append((row.high - row.low) / 2)
     clipped = frame["income"].clip(0, 20_000)
     sampling = 1.96 * clipped.std() / len(clipped) ** 0.5
-    assert abs(row.value - clipped.mean()) < half[limit] < 2 * sampling
-    assert half[limit] < half[None] / 4
+    assert abs(row.value - clipped.mean()) < widths[1] < 2 * sampling
+    assert widths[1] < widths[0] / 4
 
 
 @pytest.mark.parametrize(("loss", "score"), [("logistic", "AUC"), ("tweedie", "R2")])
-def test_other_losses(folder, monkeypatch, loss, score):
+def test_plans_of_other_losses_have_their_scores(folder, monkeypatch, loss, score):
     if loss != "tweedie":
         monkeypatch.setattr("dpjax.tables.cli._forecast._Made.width", law)
     done(plan("--seed", 1, "--output", "out", loss=loss))
@@ -301,23 +293,20 @@ def test_other_losses(folder, monkeypatch, loss, score):
     assert (outcome["width"] is None) == (loss == "tweedie")
 
 
-def test_a_sample_counts_for_all():
+def test_intervals_of_a_sample_hold_the_numbers_of_all_records():
     rng, num, runs = np.random.default_rng(1), 20_000, 40
     frame = {"x": rng.normal(3.0, 1.0, num), "owns": rng.random(num) < 0.3}
     schema = {"x": Numeric(3, 5, limit=1), "owns": Categorical(("true",))}
-    truths = {
-        ("x", "count", ""): num,
-        ("x", "mean", ""): frame["x"].mean(),
-        ("x", "median", ""): np.median(frame["x"]),
-        ("owns", "count", "true"): frame["owns"].sum(),
-        ("owns", "share", "true"): frame["owns"].mean(),
-        ("x", "histogram", "3 to 3.5"): np.sum((frame["x"] > 3) & (frame["x"] <= 3.5)),
-    }
+    x, owns = frame.values()
+    truths = {("x", "count", ""): num, ("x", "mean", ""): x.mean()}
+    truths |= {("x", "median", ""): np.median(x), ("owns", "count", "true"): owns.sum()}
+    truths["owns", "share", "true"] = owns.mean()
+    truths["x", "histogram", "3 to 3.5"] = np.sum((x > 3) & (x <= 3.5))
     missed, wide = dict.fromkeys(truths, 0), 0.0
     for key in range(runs):
         options = {"key": key, "delta": 1e-5, "max_records": 2_000}
-        found = test_describe.described(frame, schema, **options)
-        rows = {(row.column, row.statistic, row.of): row for row in found.rows}
+        description = test_describe.described(frame, schema, **options)
+        rows = {(row.column, row.statistic, row.of): row for row in description.rows}
         for place, truth in truths.items():
             missed[place] += not rows[place].low <= truth <= rows[place].high
         row = rows["owns", "count", "true"]
@@ -327,11 +316,11 @@ def test_a_sample_counts_for_all():
     assert max(missed.values()) < 8, missed
     # And they are no wider than sampling and noise, by which 200 would be out alone.
     assert 200 < wide < 300
-    assert (found.num_samples, found.sample_size) == (num, 2_000)
-    assert 0.999 * 3 < found.privacy.epsilon <= 3
-    assert 0.999e-5 < found.privacy.delta <= 1e-5
-    assert "20,000 records" in found.privacy.description
-    assert all(cost.epsilon < 3 for cost in found.costs)
+    assert (description.num_samples, description.sample_size) == (num, 2_000)
+    assert 0.999 * 3 < description.privacy.epsilon <= 3
+    assert 0.999e-5 < description.privacy.delta <= 1e-5
+    assert "20,000 records" in description.privacy.description
+    assert all(cost.epsilon < 3 for cost in description.costs)
 
 
 HALF = Table("", {}, Schema({}, None), "", np.zeros(N, bool)).held_out(0.5)
@@ -368,13 +357,14 @@ def test_train_prints_the_numbers_of_its_own_predictions(here, more):
     # The level, of all counties: a cap left out three in five cases.
     assert means[known].sum() == pytest.approx(y[known].sum(), rel=0.05)
     report = json.loads((here / "out" / "report.json").read_text())
-    found = report["evaluation"]
-    assert "in proportion to the exposure" in found["constant"]
-    assert f"About {found['num_scored']:,.0f} of them have a target" in shown
-    rows = {name: pair["model"]["value"] for name, pair in found["measures"].items()}
-    beside = {n: pair["constant"]["value"] for n, pair in found["measures"].items()}
+    evaluation = report["evaluation"]
+    assert "in proportion to the exposure" in evaluation["constant"]
+    assert f"About {evaluation['num_scored']:,.0f} of them have a target" in shown
+    measures = evaluation["measures"]
+    rows = {name: pair["model"]["value"] for name, pair in measures.items()}
+    beside = {name: pair["constant"]["value"] for name, pair in measures.items()}
     is_test = HALF.is_test & known
-    assert found["num_scored"] == pytest.approx(is_test.sum(), abs=1)
+    assert evaluation["num_scored"] == pytest.approx(is_test.sum(), abs=1)
     rate = math.exp(report["stats"]["constant"]) * 80e-6
     errors = np.abs([means - y, rate * people - y])[:, is_test]
     ends = [one["absolute error: clipped to"] for one in (rows, beside)]

@@ -1,7 +1,6 @@
 """`dpjax train` from end to end, with private ranges, and resumed."""
 
 import contextlib
-import json
 import shutil
 import signal
 import subprocess
@@ -26,14 +25,14 @@ from tests.unit.cli.command import (
 from tests.unit.cli.test_amounts import SCHEMA as AMOUNTS
 
 
-def test_dashes_in_a_name(here):
+def test_a_data_set_is_found_by_a_name_with_dashes(here):
     done(run("rand-hie", "--epsilon", 1, "--model", "linear"))
     # The linear model is what was asked for: it is compared with no other private one.
     assert len(read_report(here / "dpjax-output" / "rand_hie")["comparison"]) == 3
 
 
 @pytest.mark.parametrize("label", ["yes", "never"])
-def test_a_target_with_one_class(rooms, label):
+def test_a_target_with_one_class_is_trained(rooms, label):
     text = (rooms / "data.csv").read_text()
     text = text.replace(",yes", f",{label}").replace(",no", f",{label}")
     (rooms / "data.csv").write_text(text)
@@ -42,7 +41,7 @@ def test_a_target_with_one_class(rooms, label):
     assert read_report(rooms / "out")["target_unit"] == "+1 for yes"
 
 
-def test_columns_of_nan_and_of_nothing(rooms):
+def test_columns_without_a_number_leave_finite_weights(rooms):
     frame = {"rooms": [float("nan")] * 9, "town": [None] * 9, "price": [1e308] * 9}
     pl.DataFrame(frame).write_parquet(rooms / "data.parquet")
     done(run("data.parquet", *options()))
@@ -90,10 +89,10 @@ def test_intervals_are_trained_shown_and_reported(here):
     shown = words_of(invoke("show", "o").stdout)
     content = read_report(here / "o")["intervals"]
     assert content["level"] == 0.95
-    found = content["coefficients"]["rooms"]
-    assert found["low"] < 100 < found["high"] < found["low"] + 20
+    interval = content["coefficients"]["rooms"]
+    assert interval["low"] < 100 < interval["high"] < interval["low"] + 20
     row = shown.split("rooms ")[1].split()
-    numbers = found["coefficient"], found["standard_error"]
+    numbers = interval["coefficient"], interval["standard_error"]
     assert [float(x) for x in row[:2]] == pytest.approx([*numbers], rel=1e-3)
     # JSON has no infinity.
     assert content["coefficients"]["town=Ghent"]["standard_error"] is None
@@ -119,24 +118,23 @@ def train_claims(loss, *more):
     return words_of(done(run(*words.split(), *more)).stdout)
 
 
-def test_a_frequency(claims):
+def test_a_frequency_is_that_of_a_unit_of_exposure(claims):
     more = ["--epsilon", 1, "--seed", 0, "--model", "linear"]
     assert "nine of ten by at most" in train_claims("poisson", *more)
-    found = read_report(claims / "out")["evaluation"]["measures"]
-    (name,) = (one for one in found if "mean poisson deviance" in one)
+    measures = read_report(claims / "out")["evaluation"]["measures"]
+    (name,) = (one for one in measures if "mean poisson deviance" in one)
     # Of the true means it is .58, and of their mean .60: of 4,000 records, less than
     # the noise of one release tells apart.
     for which in ("model", "constant"):
-        assert found[name][which]["value"] == pytest.approx(0.6, abs=0.2)
+        assert measures[name][which]["value"] == pytest.approx(0.6, abs=0.2)
     model = load_model("out")
     assert model.coefficients()["age"] == pytest.approx(0.02, abs=0.006)
     (claims / "new.csv").write_text("age,years\n50,1\n50,0.5\n50,\n50,3\n")
     code, _, shown = outputs_of("predict", "out", "new.csv")
     assert code == 0
     assert "years: 1 of 4 cells lie above 1: they count as this" in shown
-    year, half, none, more = map(
-        float, (claims / "predictions.csv").read_text().split()[1:]
-    )
+    lines = (claims / "predictions.csv").read_text().split()
+    year, half, none, more = map(float, lines[1:])
     assert year == pytest.approx(0.3, rel=0.2)
     assert (half, none, more) == (pytest.approx(year / 2), 0, year)
     (claims / "new.csv").write_text("age\n50\n")
@@ -217,23 +215,22 @@ def test_private_ranges_count_in_the_guarantee(rooms):
     report = read_report(rooms / "out")
     total, ranges = report["privacy"], report["ranges"]
     assert (total["epsilon"], total["delta"]) == (1.0, pytest.approx(1e-4))
-    part = ranges["privacy"]
+    part, columns = ranges["privacy"], ranges["columns"]
     assert (part["epsilon"], part["delta"]) == (0.25, 2.5e-5)
     assert "any one of the 4,000 records" in total["description"]
     assert "e^1 = 2.72" in total["description"]
     shown = words_of(result.stdout)
     assert "epsilon = 1, delta = 0.0001" in shown
     assert "epsilon = 0.25, delta = 2.5e-05 is for the centers and scales of 2" in shown
-    assert set(ranges["columns"]) == {"rooms", "price"}
-    assert ranges["columns"]["rooms"]["center"] == pytest.approx(40, rel=0.1)
-    assert 10 < ranges["columns"]["rooms"]["scale"] < 40
-    assert ranges["columns"]["price"]["center"] == pytest.approx(1.2e5, rel=0.1)
+    assert set(columns) == {"rooms", "price"}
+    assert columns["rooms"]["center"] == pytest.approx(40, rel=0.1)
+    assert 10 < columns["rooms"]["scale"] < 40
+    assert columns["price"]["center"] == pytest.approx(1.2e5, rel=0.1)
     assert ranges["is_informative"]
-    scale = ranges["columns"]["price"]["scale"]
-    assert report["target_unit"] == f"price / {scale:g}"
+    assert report["target_unit"] == f"price / {columns['price']['scale']:g}"
 
 
-def test_ranges_of_odd_columns(rooms):
+def test_ranges_of_odd_columns_are_told_and_leave_finite_weights(rooms):
     (rooms / "number.toml").write_text(OPEN)
     lines = (rooms / "data.csv").read_text().splitlines()
     (rooms / "data.csv").write_text("\n".join([lines[0], *ODD_LINES * 8]) + "\n")
@@ -259,10 +256,10 @@ def test_without_ranges_a_model_is_no_worse_than_the_private_mean(here, target):
     words = f"data.csv --schema schema.toml --target {target} --loss {loss} "
     words += "--epsilon 0.5 --private-ranges 0.1 --output out --seed 0"
     done(run(*words.split()))
-    found = np.asarray(load_model("out/model.npz").predict("data.csv"), np.float64)
+    means = np.float64(load_model("out/model.npz").predict("data.csv"))
     # No feature is worth its noise; the constant is the mean, but for clipped tails.
-    assert np.ptp(found) == 0
-    np.testing.assert_allclose(found[0], np.mean(values), rtol=0.1)
+    assert np.ptp(means) == 0
+    np.testing.assert_allclose(means[0], np.mean(values), rtol=0.1)
 
 
 def command(output, checkpoint):
@@ -273,50 +270,45 @@ def command(output, checkpoint):
 @contextlib.contextmanager
 def started(output, checkpoint):
     """Yields a process of the command; it does not outlive the test."""
-    with subprocess.Popen(
-        [sys.executable, "-m", "dpjax", *command(output, checkpoint)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
+    words = [sys.executable, "-m", "dpjax", *command(output, checkpoint)]
+    pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+    with subprocess.Popen(words, text=True, **pipes) as process:
         try:
             yield process
         finally:
             process.kill()
 
 
-def test_killed_and_resumed(tmp_path):
-    kept, output, other = (tmp_path / name for name in ("kept", "out", "other"))
-    with started(output, kept) as process:
-        while not any(path.name.isdigit() for path in kept.glob("states/*")):
+def test_a_run_that_is_killed_goes_on_to_the_same_files(tmp_path):
+    states, output, other = (tmp_path / name for name in ("kept", "out", "other"))
+    with started(output, states) as process:
+        while not any(path.name.isdigit() for path in states.glob("states/*")):
             assert process.poll() is None, process.stderr.read()
             time.sleep(0.01)
         process.kill()
         assert process.wait() == -signal.SIGKILL, process.stderr.read()
     assert not output.exists()
-    assert kept.stat().st_mode & 0o777 == 0o700
+    assert states.stat().st_mode & 0o777 == 0o700
 
     # With the same key from the first step on: what the run would have been.
     copy = tmp_path / "copy"
     copy.mkdir()
-    shutil.copy(kept / "key.npz", copy)
-    with started(output, kept) as resumed, started(other, copy) as untouched:
+    shutil.copy(states / "key.npz", copy)
+    with started(output, states) as resumed, started(other, copy) as untouched:
         for process in (resumed, untouched):
             _, shown = process.communicate()
             assert process.returncode == 0, shown
-    models = [(folder / "model.npz").read_bytes() for folder in (output, other)]
-    assert models[0] == models[1]  # bit for bit
-    reports = [(folder / "report.json").read_text() for folder in (output, other)]
-    assert reports[0] == reports[1]
-    assert json.loads(reports[0])["privacy"]["epsilon"] == pytest.approx(1.0)
-    assert not kept.exists()  # nobody can find the key, and subtract the noise
+    for name in ("model.npz", "report.json"):  # bit for bit
+        assert (output / name).read_bytes() == (other / name).read_bytes()
+    assert read_report(output)["privacy"]["epsilon"] == pytest.approx(1.0)
+    assert not states.exists()  # nobody can find the key, and subtract the noise
     assert not copy.exists()
 
 
 @pytest.mark.parametrize("name", ["key.npz", "paid.npz"])
-def test_killed_while_a_file_was_written(tmp_path, name):
-    kept, output = tmp_path / "kept", tmp_path / "out"
-    kept.mkdir()
-    (kept / f".{name}.7.part").write_bytes(b"the first half of")
-    done(invoke(*command(output, kept)))
-    assert not kept.exists()
+def test_half_of_a_file_that_a_killed_run_left_is_replaced(tmp_path, name):
+    states, output = tmp_path / "kept", tmp_path / "out"
+    states.mkdir()
+    (states / f".{name}.7.part").write_bytes(b"the first half of")
+    done(invoke(*command(output, states)))
+    assert not states.exists()

@@ -26,10 +26,9 @@ def test_derivatives_in_samples_and_hyperparameters(estimator):
         values, treedef = jax.tree.flatten(estimator)
         values = [jnp.float64(0.9 * x) for x in values]
         estimate = jax.jit(lambda values, rows: treedef.unflatten(values)(rows))
+        args = values, jnp.asarray(rows)
         # The series' own error, 3e-7, has a derivative too, in beta.
-        check_grads(
-            estimate, (values, jnp.asarray(rows)), order=1, atol=1e-6, rtol=1e-5
-        )
+        check_grads(estimate, args, order=1, atol=1e-6, rtol=1e-5)
 
 
 def test_a_traced_divisor_of_a_million_is_covered():
@@ -58,11 +57,9 @@ def certified_error(beta):
     v = np.sqrt((1 + z) / 2)
     exact = _smoothed._reference(np.sqrt(0.09 * beta * (1 + z) / (1 - z)), beta) / v
     tail = np.polynomial.chebyshev.chebfit(z, exact, 127)[64:]
+    degree = _smoothed.degree_for(beta)
     with jax.enable_x64(True):
-        series = _smoothed.series_coefficients(
-            jnp.float64(beta), _smoothed.degree_for(beta)
-        )
-    series = np.asarray(series)
+        series = np.asarray(_smoothed.series_coefficients(jnp.float64(beta), degree))
 
     def horner(coefficients):
         value = np.full(num_points, coefficients[-1])

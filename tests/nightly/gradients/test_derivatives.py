@@ -9,13 +9,7 @@ import numpy as np
 import pytest
 
 import dpjax
-from dpjax.estimators import (
-    Clipping,
-    SmoothedClipping,
-    SmoothedTruncation,
-    Truncation,
-    Winsorization,
-)
+from dpjax.estimators import Clipping, SmoothedClipping, SmoothedTruncation, Truncation
 from dpjax.gradients import streamed_grad
 from tests.factored import FAST_TO_COMPILE, GROUPS
 from tests.unit.gradients.test_robust import BATCH, ESTIMATORS, PARAMS, loss_fn
@@ -27,7 +21,9 @@ from tests.unit.gradients.test_robust import BATCH, ESTIMATORS, PARAMS, loss_fn
 @pytest.mark.parametrize(
     ("group", "name"), [("loops", "heads"), ("loops", "dense"), ("tables", "two reads")]
 )
-def test_a_factored_mean_has_that_of_gradients_written_out(estimator, group, name):
+def test_a_factored_mean_has_the_derivative_of_gradients_written_out(
+    estimator, group, name
+):
     uses, batch = GROUPS[group]
     use, batch = uses[name], batch[:5]
     grads_fn = dpjax.per_sample_grad(use.loss_fn)
@@ -121,7 +117,7 @@ def test_a_stream_holds_no_gradients():
 
     def bytes_of(grad_fn):
         def run(w, x):
-            return Winsorization(0.5)(grad_fn(lambda w, x: jnp.sum(w * x))(w, x))
+            return Truncation(0.5)(grad_fn(lambda w, x: jnp.sum(w * x))(w, x))
 
         shapes = (jnp.zeros(width), jnp.zeros((num_rows, 1)))
         memory = jax.jit(run).lower(*shapes).compile().memory_analysis()

@@ -8,15 +8,8 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from dpjax.mechanisms import (
-    BandedToeplitz,
-    BinaryTree,
-    BufferedToeplitz,
-    _samplers,
-    discrete_gaussian,
-    exponential,
-    permute_and_flip,
-)
+from dpjax import mechanisms
+from dpjax.mechanisms import BandedToeplitz, BinaryTree, BufferedToeplitz, _samplers
 
 FALSE_ALARM = 1e-6
 
@@ -54,7 +47,7 @@ def check_tails(counts, tail_probs, num_draws):
     ],
     ids=["normal", "laplace"],
 )
-def test_tails(sampler, law, thresholds, key):
+def test_far_tails_have_their_mass(sampler, law, thresholds, key):
     num_draws = 2**28
     counts = count_beyond(key, sampler, 2**10, jnp.float32(thresholds))
     tail_probs = law.sf(np.float64(np.float32(thresholds)))
@@ -64,10 +57,9 @@ def test_tails(sampler, law, thresholds, key):
     assert counts[:, -1].sum() > 0
 
 
-def test_tails_reach_as_far_as_they_should():
-    draws = discrete_gaussian(
-        4_000_000, stddev=2**24, random_bytes=np.random.default_rng(2).bytes
-    )
+def test_tails_of_discrete_gaussian_noise_have_their_mass():
+    options = {"stddev": 2**24, "random_bytes": np.random.default_rng(2).bytes}
+    draws = mechanisms.discrete_gaussian(4_000_000, **options)
     for limit in (4.0, 4.5, 5.0):
         beyond = int(np.sum(np.abs(draws) > limit * 2**24))
         mass = 2 * scipy.stats.norm.sf(limit)
@@ -75,8 +67,8 @@ def test_tails_reach_as_far_as_they_should():
         assert test.pvalue > FALSE_ALARM
 
 
-@pytest.mark.parametrize("mechanism", [exponential, permute_and_flip])
-def test_memory_is_that_of_one_chunk(mechanism, key):
+@pytest.mark.parametrize("name", ["exponential", "permute_and_flip"])
+def test_memory_of_a_selection_is_that_of_one_chunk(name, key):
     size, num_chunks = 2**12, 2**8  # a million candidates, 4 MB of scores
 
     def choose(key):
@@ -84,21 +76,15 @@ def test_memory_is_that_of_one_chunk(mechanism, key):
             return -jnp.abs(i * size + jnp.arange(size) - 777_777).astype(jnp.float32)
 
         options = {"epsilon": 50.0, "sensitivity_range": 1.0, "num_chunks": num_chunks}
-        return mechanism(key, score, **options)
+        return getattr(mechanisms, name)(key, score, **options)
 
     compiled = jax.jit(choose).lower(key).compile()
     assert compiled.memory_analysis().temp_size_in_bytes < 40 * size
     assert int(compiled(key)) == 777_777
 
 
-def test_sensitivities_are_jax_privacys():
-    pytest.importorskip("jax_privacy.matrix_factorization")
-    from jax_privacy.matrix_factorization import (
-        buffered_toeplitz,
-        sensitivity,
-        toeplitz,
-    )
-
+def test_sensitivities_of_strategies_are_those_of_jax_privacy():
+    theirs = pytest.importorskip("jax_privacy.matrix_factorization")
     banded = BandedToeplitz.square_root(60, 10)
     buffered = BufferedToeplitz(60, decays=(0.9, 0.5), scales=(0.3, 0.2))
     tree = BinaryTree(60)
@@ -107,24 +93,25 @@ def test_sensitivities_are_jax_privacys():
         jax.numpy_dtype_promotion("standard"),
         jax.numpy_rank_promotion("allow"),
     ):
-        blt = buffered_toeplitz.BufferedToeplitz.build(
-            list(buffered.decays), list(buffered.scales)
-        )
+        parts = list(buffered.decays), list(buffered.scales)
+        blt = theirs.buffered_toeplitz.BufferedToeplitz.build(*parts)
         columns = jnp.asarray(banded.coefficients), blt.toeplitz_coefs(60)
         for most, apart in ((1, 1), (3, 20), (6, 10)):
             pattern = {"max_participations": most, "min_separation": apart}
             for ours, column in zip((banded, buffered), columns, strict=True):
-                squared = toeplitz.minsep_sensitivity_squared(column, apart, most, n=60)
+                squared = theirs.toeplitz.minsep_sensitivity_squared(
+                    column, apart, most, n=60
+                )
                 expected = ours.sensitivity(**pattern) ** 2
                 np.testing.assert_allclose(expected, squared, rtol=1e-8)
             # Their bound for any matrix takes the worst of each row on its own.
-            theirs = sensitivity.get_min_sep_sensitivity_upper_bound(
+            bound = theirs.sensitivity.get_min_sep_sensitivity_upper_bound(
                 jnp.asarray(tree.matrix()), apart, most
             )
-            assert tree.sensitivity(**pattern) <= 1.05 * theirs
+            assert tree.sensitivity(**pattern) <= 1.05 * bound
 
 
-def test_the_best_strategies_are_better():
+def test_optimal_strategies_have_a_smaller_error():
     pytest.importorskip("jax_privacy")
 
     def errors(strategy, **pattern):

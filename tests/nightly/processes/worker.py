@@ -21,13 +21,8 @@ address, num_processes, process, folder, *tasks = sys.argv[1:]
 process, num_processes, folder = int(process), int(num_processes), Path(folder)
 (folder / f"{process}.pid").write_text(str(os.getpid()))
 if num_processes > 1:
-    jax.distributed.initialize(
-        address,
-        num_processes,
-        process,
-        initialization_timeout=240,
-        heartbeat_timeout_seconds=10,
-    )
+    timeouts = {"initialization_timeout": 240, "heartbeat_timeout_seconds": 10}
+    jax.distributed.initialize(address, num_processes, process, **timeouts)
 
 mesh = jax.make_mesh((jax.device_count(),), ("records",))
 by_records = NamedSharding(mesh, PartitionSpec("records"))
@@ -35,18 +30,10 @@ source = loading.MemoryMapped((folder / "features.npy", folder / "targets.npy"))
 
 
 def train(data, key=1, **options):
-    solution = solvers.dp_gradient_descent(
-        losses.squared,
-        jnp.zeros(3),
-        data,
-        key=jax.random.key(key),
-        epsilon=0.1,
-        delta=1e-2,
-        estimator=SmoothedTruncation(3.0),
-        learning_rate=0.3,
-        num_steps=5,
-        **options,
-    )
+    options |= {"epsilon": 0.1, "delta": 1e-2, "learning_rate": 0.3, "num_steps": 5}
+    options |= {"key": jax.random.key(key), "estimator": SmoothedTruncation(3.0)}
+    problem = losses.squared, jnp.zeros(3), data
+    solution = solvers.dp_gradient_descent(*problem, **options)
     stats = {name: float(x) for name, x in solution.stats.items()}
     params = np.asarray(solution.params).tolist()
     return {"params": params, "privacy": repr(solution.privacy), "stats": stats}
@@ -81,25 +68,19 @@ def undisturbed():
     data = loading.load(source, by_records)
     odd = loading.load(loading.MemoryMapped(folder / "odd.npy"), by_records)
     other = loading.MemoryMapped(folder / ("odd.npy", "targets.npy")[process % 2])
-    return {
-        "full": train(data),
-        "poisson": train(data, batching=Poisson(16.0)),
-        "odd": odd.shape[0],
-        "errors": [
-            error_of(train, data, key=process),
-            error_of(loading.load, other, by_records),
-        ],
-    }
+    errors = [error_of(train, data, key=process)]
+    errors += [error_of(loading.load, other, by_records)]
+    runs = {"full": train(data), "poisson": train(data, batching=Poisson(16.0))}
+    return runs | {"odd": odd.shape[0], "errors": errors}
 
 
 def read_by_batch():
     results = {}
     for batching in (Poisson(6.0), WithoutReplacement(7)):
-        state = batching.init(
-            jax.random.key(5), len(source), 2, epsilon=1.0, delta=1e-5
-        )
-        found = loading.batches(source, state, sharding=by_records)
-        results[f"batches {batching}"] = [rows_of(batch) for batch in found]
+        key = jax.random.key(5)
+        state = batching.init(key, len(source), 2, epsilon=1.0, delta=1e-5)
+        batches = loading.batches(source, state, sharding=by_records)
+        results[f"batches {batching}"] = [rows_of(batch) for batch in batches]
     return results
 
 
@@ -126,9 +107,9 @@ def sampled():
     draw = partial(loading.sample, mesh=mesh)
     drawn = []
     for size in (1, 10, 69, 70, 100):
-        found, sample = draw(streams, size, key=jax.random.key(size))
+        columns, sample = draw(streams, size, key=jax.random.key(size))
         total = sample.num_samples
-        drawn.append([size, total, {k: x.tolist() for k, x in found.items()}])
+        drawn.append([size, total, {k: x.tolist() for k, x in columns.items()}])
     key = jax.random.key(3)
     other = [parts[0].astype(("f4", "f8")[process])]
     late = [parts[0].astype("f4"), *other]

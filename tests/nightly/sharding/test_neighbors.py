@@ -29,10 +29,8 @@ BATCH = {"x": normal(0, N, 3), "y": normal(1, N, 4)}
 LAYOUT = by_user(BATCH, jnp.arange(N), num_users=N, records_per_user=1)
 CLIPPING, WINSORIZATION = estimators.Clipping(1.0), estimators.Winsorization(0.5)
 SMOOTHED = estimators.SmoothedTruncation(1.0, 50.0)
-MEDIAN, TRIMMED = (
-    estimators.MedianOfMeans(CLIPPING, 3),
-    estimators.TrimmedMean(0.25, -1.0, 1.0),
-)
+MEDIAN = estimators.MedianOfMeans(CLIPPING, 3)
+TRIMMED = estimators.TrimmedMean(0.25, -1.0, 1.0)
 
 
 def loss_fn(params, example):
@@ -145,8 +143,8 @@ def mapped(check_vma, *, is_named):
     def made(function):
         specs = {"in_specs": (P(), P("records")), "out_specs": P()}
         function = on_rows(function, "records", is_named)
-        run = jax.shard_map(function, mesh=mesh_of(), check_vma=check_vma, **specs)
-        return jax.jit(run)
+        specs |= {"mesh": mesh_of(), "check_vma": check_vma}
+        return jax.jit(jax.shard_map(function, **specs))
 
     return made
 
@@ -174,8 +172,7 @@ def half_mapped(*, is_named):
     def made(function):
         specs = {"in_specs": (P(), P("hosts")), "out_specs": P()}
         function = on_rows(function, "hosts", is_named)
-        run = jax.shard_map(function, mesh=mesh, axis_names={"hosts"}, **specs)
-        run = jax.jit(run)
+        run = jax.jit(jax.shard_map(function, mesh=mesh, axis_names={"hosts"}, **specs))
         return lambda params, batch: run(params, jax.device_put(batch, place))
 
     return made
@@ -188,12 +185,10 @@ MAPPED = {
     "half a shard_map": half_mapped,
 }
 WHOLE = {
-    "auto": jitted(AxisType.Auto, None),
-    "auto, named": jitted(AxisType.Auto, "records"),
-    "explicit": jitted(AxisType.Explicit, None),
-    "explicit, named": jitted(AxisType.Explicit, "records"),
-    **{name: make(is_named=True) for name, make in MAPPED.items()},
+    f"{kind.name}, {axis}": jitted(kind, axis)
+    for kind, axis in product((AxisType.Auto, AxisType.Explicit), (None, "records"))
 }
+WHOLE |= {name: make(is_named=True) for name, make in MAPPED.items()}
 BY_HAND = {name: make(is_named=False) for name, make in MAPPED.items()}
 CASES = [(f"{name}, whole", x, SUMS | MEANS | NOISY, N) for name, x in WHOLE.items()]
 CASES += [(f"{name}, by hand", x, SUMS, N) for name, x in BY_HAND.items()]
@@ -297,16 +292,14 @@ REFUSED |= {
         ),
         "records must be those of all devices",
     ),
-    "psum": (
-        grad_of_loss(lambda value, *_: jnp.square(jax.lax.pmean(value, "records"))),
-        "loss_fn must be the loss of one example.*psum",
-    ),
-    "ppermute": (
-        grad_of_loss(
-            lambda x, *_: x + jax.lax.ppermute(x, "records", [(0, 1), (1, 0)])
-        ),
-        "loss_fn must be the loss of one example.*ppermute",
-    ),
+}
+COLLECTIVES = {
+    "psum": lambda x, *_: jnp.square(jax.lax.pmean(x, "records")),
+    "ppermute": lambda x, *_: x + jax.lax.ppermute(x, "records", [(0, 1), (1, 0)]),
+}
+REFUSED |= {
+    name: (grad_of_loss(f), f"loss_fn must be the loss of one example.*{name}")
+    for name, f in COLLECTIVES.items()
 }
 
 
@@ -330,10 +323,10 @@ def test_records_that_all_devices_have_are_refused():
         batch = {"batch": batch, "drop": drop}
         return robust_grad(loss, CLIPPING, axis_name="records")(params, batch)
 
-    specs = (P(), P(), P("records"))
-    mapped = jax.shard_map(run, mesh=mesh_of(), in_specs=specs, out_specs=P())
+    specs = {"in_specs": (P(), P(), P("records")), "out_specs": P()}
+    mapped = jax.jit(jax.shard_map(run, mesh=mesh_of(), **specs))
     with pytest.raises(ValueError, match="would count several times"):
-        jax.jit(mapped)(PARAMS, BATCH, jnp.ones(DEVICES * N))
+        mapped(PARAMS, BATCH, jnp.ones(DEVICES * N))
 
 
 def test_a_mask_may_be_the_same_on_all_devices():

@@ -13,14 +13,7 @@ from sklearn.utils import get_tags
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import dpjax.sklearn
-from dpjax.sklearn import (
-    DPAdditiveClassifier,
-    DPAdditiveRegressor,
-    DPHuberRegressor,
-    DPLogisticRegression,
-    DPMeanRegressor,
-    score_privately,
-)
+from dpjax.sklearn import DPAdditiveRegressor, DPLogisticRegression
 from tests.unit.sklearn import test_additive, test_estimators
 from tests.unit.sklearn.test_estimators import MODELS, REGRESSORS
 
@@ -39,7 +32,7 @@ def test_targets_of_any_unit(estimator, size):
     model = estimator(random_state=1).fit(rows, targets)
     mean = targets.mean()
     assert abs(model.predict(rows).mean() / mean - 1) < 0.2
-    if estimator is not DPMeanRegressor:
+    if estimator is not dpjax.sklearn.DPMeanRegressor:
         linear = np.polyfit(rows[:, 0], targets, 1)
         best = np.mean((targets - np.polyval(linear, rows[:, 0])) ** 2)
         assert np.mean((targets - model.predict(rows)) ** 2) < 1.1 * best
@@ -47,20 +40,17 @@ def test_targets_of_any_unit(estimator, size):
 
 def test_classes_are_declared_or_bought(table):
     frame, spent = table
-    labels = np.array(["low", "middle", "high"], object)[
-        np.digitize(spent, [7_000, 10_000])
-    ]
+    kinds = np.array(["low", "middle", "high"], object)
+    labels = kinds[np.digitize(spent, [7_000, 10_000])]
     labels[:50] = None
     labels[50:60] = "a label that few records have"
     bought = DPLogisticRegression(random_state=0).fit(frame, labels)
-    given = DPLogisticRegression(random_state=0, classes=["low", "middle", "high"])
-    given.fit(frame, labels)
+    given = DPLogisticRegression(random_state=0, classes=[*kinds]).fit(frame, labels)
     for model in (bought, given):
         assert model.classes_.tolist() == ["high", "low", "middle"]
         assert model.coef_.shape == (3, 3)
         assert np.mean(model.predict(frame) == labels) > 0.7
-        shares = model.predict_proba(frame)
-        np.testing.assert_allclose(shares.sum(axis=1), 1.0)
+        np.testing.assert_allclose(model.predict_proba(frame).sum(axis=1), 1.0)
         assert np.isfinite(model.predict_log_proba(frame)).all()
     assert str(bought.privacy_) == str(given.privacy_)
     binary = given.set_params(classes=[False, True]).fit(frame, labels == "high")
@@ -96,13 +86,11 @@ def test_examples_that_the_default_run_skips(estimator):
     assert not results.failed
 
 
-def test_searches_and_pipelines(table):
+def test_a_search_over_a_pipeline_warns_once_that_each_fit_spends(table):
     frame, spent = table
-    search = GridSearchCV(
-        make_pipeline(FunctionTransformer(), DPHuberRegressor(random_state=0)),
-        {"dphuberregressor__threshold": [1.0, 2.0]},
-        cv=2,
-    )
+    model = dpjax.sklearn.DPHuberRegressor(random_state=0)
+    pipeline = make_pipeline(FunctionTransformer(), model)
+    search = GridSearchCV(pipeline, {"dphuberregressor__threshold": [1.0, 2.0]}, cv=2)
     # Once, and of what is public: each fit has a budget of its own.
     with pytest.warns(UserWarning, match="Every fit of a clone spends") as told:
         search.fit(frame.to_numpy(), spent)
@@ -115,7 +103,7 @@ def test_categories_of_arrays_are_declared(shapes):
     frame, scores = shapes
     rows = frame.astype({"owns": float}).to_numpy(object)
     labels = np.digitize(scores, [-1, 2])
-    declared = DPAdditiveClassifier(
+    declared = dpjax.sklearn.DPAdditiveClassifier(
         random_state=0, classes=[0, 1, 2], categorical_features={1: test_additive.KINDS}
     )
     assert declared.fit(rows, labels).shapes_[1].values.shape == (4, 3)
@@ -125,19 +113,17 @@ def test_categories_of_arrays_are_declared(shapes):
 
 
 @pytest.mark.parametrize("loss", ["squared", "huber", "poisson", "gamma"])
-def test_numbers_of_every_loss(shapes, loss):
+def test_shapes_of_every_loss_follow_the_means(shapes, loss):
     frame, scores = shapes
     means = np.exp(scores / 6) * 1_000
     targets = means * np.random.default_rng(2).gamma(2.0, 0.5, len(frame))
     model = DPAdditiveRegressor(loss=loss, random_state=0).fit(frame, targets)
     assert np.corrcoef(model.predict(frame), means)[0, 1] > 0.8
     name = "mean poisson deviance" if loss == "poisson" else ""
-    scored, _ = score_privately(model, frame, targets, random_state=0)
+    scored, _ = dpjax.sklearn.score_privately(model, frame, targets, random_state=0)
     assert any(name in one.name for one in scored.measures)
-    panel = model.plot_shapes().axes[0]
-    assert panel.get_ylabel() == (
-        "log mean" if loss in ("poisson", "gamma") else "prediction"
-    )
+    label = "log mean" if loss in ("poisson", "gamma") else "prediction"
+    assert model.plot_shapes().axes[0].get_ylabel() == label
 
 
 def test_bands_are_in_units_of_the_table(shapes):
@@ -155,9 +141,8 @@ def test_bands_are_in_units_of_the_table(shapes):
         values = banded.shapes_[name].values[is_known]
         np.testing.assert_allclose(middle, values, 1e-4, 1e-2)
         assert (low <= high).all()
-    kinds = bands["kind"]
     # Three kinds and the constant are nearly one column too many: nobody has the last.
-    assert np.isinf(kinds[2]).any()
+    assert np.isinf(bands["kind"][2]).any()
     grid, low, high = bands["owns"]
     assert low[grid == 1] < 0 < high[grid == 1]
     assert np.isfinite(high).all()
@@ -208,7 +193,7 @@ def checks(estimators):
 
 
 @checks(ESTIMATORS)
-def test_checks(estimator, check):
+def test_estimators_pass_the_checks_of_scikit_learn(estimator, check):
     check(estimator)
 
 

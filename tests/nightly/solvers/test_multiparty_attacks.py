@@ -30,30 +30,23 @@ def check_residual(
         iterates, source = [np.zeros(size)], np.random.default_rng(transport.party)
         recorder = Recorder(transport, ends=drops.get(transport.party))
         threats = {"max_colluding": max_colluding, "max_dropouts": dropouts}
+        sums = SecureSum(recorder, test_only_random_bytes=source.bytes, **threats)
+
+        def watch(_, params):
+            iterates.append(np.asarray(params, float))
+
+        options = {"execution": solvers.Execution(callback=watch), "secure_sum": sums}
+        options |= {"estimator": Clipping(1.0), "learning_rate": 1.0} | BUDGET
+        problem = losses.squared, jnp.zeros(size), (jnp.zeros((2, size)), jnp.zeros(2))
         solution = solvers.dp_multiparty_gradient_descent(
-            *(losses.squared, jnp.zeros(size)),
-            (jnp.zeros((2, size)), jnp.zeros(2)),
-            secure_sum=SecureSum(
-                recorder, test_only_random_bytes=source.bytes, **threats
-            ),
-            estimator=Clipping(1.0),
-            learning_rate=1.0,
-            num_steps=num_steps,
-            execution=solvers.Execution(
-                callback=lambda _, params: iterates.append(np.asarray(params, float))
-            ),
-            **BUDGET,
+            *problem, num_steps=num_steps, **options
         )
         return np.array(iterates), solution.stats
 
     iterates, stats = run_parties(party_fn, num_parties)[0]
-    noise = descent._Noise.calibrated(
-        *(Clipping(1.0), [2] * num_parties),
-        num_params=size,
-        num_shares=num_parties - max_colluding - dropouts,
-        num_releases=num_steps + dropouts,
-        **BUDGET,
-    )
+    counts = {"num_shares": num_parties - max_colluding - dropouts, "num_params": size}
+    counts |= {"num_releases": num_steps + dropouts} | BUDGET
+    noise = descent._Noise.calibrated(Clipping(1.0), [2] * num_parties, **counts)
     assert noise.stddev == stats["stddev"]
     # Exchanges: keys, numbers of records, and then a vector an attempt.
     ends = {party: start - 2 for party, start in drops.items()}
@@ -152,11 +145,10 @@ def test_shares_of_a_perturbed_objective_leave_what_is_stated(num_colluders, num
         def party_fn(transport, run=run):
             source = np.random.default_rng([run, transport.party]).bytes
             options = {"max_colluding": num_colluders, "test_only_random_bytes": source}
+            options = {"secure_sum": SecureSum(transport, **options)} | BUDGET
+            data = np.zeros((2, d), np.float32), np.ones(2, np.float32)
             return solvers.dp_multiparty_objective_perturbation(
-                *(np.zeros((2, d), np.float32), np.ones(2, np.float32)),
-                secure_sum=SecureSum(transport, **options),
-                regularization=1.0,
-                **BUDGET,
+                *data, regularization=1.0, **options
             )
 
         solution = run_parties(party_fn, 3)[0]

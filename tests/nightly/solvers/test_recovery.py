@@ -117,18 +117,15 @@ def test_sparse_solvers_beat_zero_and_the_dense_solver():
 )
 def test_steps_are_taken_where_they_pay(num_samples, sparsity, epsilon, dearer):
     """A step too many, or too few, is worse, by more than chance."""
+    options = {"sparsity": sparsity, "epsilon": epsilon, "delta": 1e-6}
+    options["fourth_moment_bound"] = 75.0
     distances = {None: [], dearer: []}
     for seed in range(2):
         problem = sparse_problem(num_samples, 400, seed, sparsity)
         for num_steps in distances:
+            key = jax.random.key(seed)
             solution = solvers.dp_sparse_linear_regression(
-                *problem.data,
-                key=jax.random.key(seed),
-                sparsity=sparsity,
-                num_steps=num_steps,
-                epsilon=epsilon,
-                delta=1e-6,
-                fourth_moment_bound=75.0,
+                *problem.data, key=key, num_steps=num_steps, **options
             )
             distances[num_steps].append(distance(solution, problem))
     assert max(distances[None]) < min(distances[dearer])
@@ -138,10 +135,9 @@ def test_the_mean_square_of_a_sparse_regression_is_paid_for_and_close():
     features = 3 * np.random.default_rng(0).normal(size=(20_000, 3))
     features = features.astype(np.float32)
     options = {"epsilon": 1.0, "delta": 1e-5, "sparsity": 2, "threshold": 9.0}
+    data, solve = (features, features[:, 0]), solvers.dp_sparse_linear_regression
     released, given = (
-        solvers.dp_sparse_linear_regression(
-            features, features[:, 0], key=jax.random.key(1), learning_rate=x, **options
-        )
+        solve(*data, key=jax.random.key(1), learning_rate=x, **options)
         for x in (None, 0.1)
     )
     assert float(released.stats["learning_rate"]) == pytest.approx(2 / 3 / 9, rel=0.1)
@@ -157,15 +153,11 @@ def test_the_mean_square_of_a_sparse_regression_is_paid_for_and_close():
 
 def test_the_recipe_learns_in_any_unit():
     x = jax.random.normal(jax.random.key(4), (4_000, 3))
+    options = {"num_samples": 4_000, "epsilon": 4.0, "delta": 1e-5}
     # At first the error is 2.3. In small units that of 24 keys was 0.31 in the median
     # and 0.68 at most, as of a normal law of 0.2 in each of three coordinates: it
     # passes 1.15 once in a million keys.
-    run = PrivateTraining(
-        lambda w, example: (example[0] @ w - example[1]) ** 2,
-        num_samples=4_000,
-        epsilon=4.0,
-        delta=1e-5,
-    )
+    run = PrivateTraining(lambda w, xy: (xy[0] @ w - xy[1]) ** 2, **options)
     weights = jnp.array([1.0, -2.0, 0.5])
     for unit, most in ((0.01, 1.15), (100.0, 0.2)):
         state = run.init(jnp.zeros(3), jax.random.key(0))

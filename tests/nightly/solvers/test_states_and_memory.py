@@ -30,24 +30,15 @@ def temporary_bytes(run, *shapes):
 
 
 def descent(key, data, **changes):
-    settings = {"learning_rate": 0.1, "num_steps": 3}
-    return solvers.dp_gradient_descent(
-        squared,
-        jnp.zeros(data[0].shape[1]),
-        data,
-        key=key,
-        epsilon=1.0,
-        delta=1e-5,
-        estimator=Winsorization(1.0),
-        **settings | changes,
-    ).params
+    settings = {"learning_rate": 0.1, "num_steps": 3, "epsilon": 1.0, "delta": 1e-5}
+    settings |= {"estimator": Winsorization(1.0), "key": key} | changes
+    params = jnp.zeros(data[0].shape[1])
+    return solvers.dp_gradient_descent(squared, params, data, **settings).params
 
 
 # Each repetition copies its batch, a twentieth of the data, and draws its places.
 @pytest.mark.parametrize(
-    ("batching", "copies"),
-    [(Full(), 0.0), (Disjoint(), 1.0), (Poisson(5_000), 1.5)],
-    ids=["full", "disjoint", "poisson"],
+    ("batching", "copies"), [(Full(), 0.0), (Disjoint(), 1.0), (Poisson(5_000), 1.5)]
 )
 def test_twenty_repetitions_need_little_more_memory_than_one(batching, copies):
     n, d = 100_000, 50
@@ -59,11 +50,8 @@ def test_twenty_repetitions_need_little_more_memory_than_one(batching, copies):
     keys = jax.random.split(jax.random.key(0), 20)
     size = 4 * n * (d + 1)
     single = temporary_bytes(repetition, keys[0], shapes)
-    in_turn = temporary_bytes(
-        lambda keys, data: jax.lax.map(lambda key: repetition(key, data), keys),
-        keys,
-        shapes,
-    )
+    run = lambda keys, x: jax.lax.map(lambda key: repetition(key, x), keys)  # noqa: E731
+    in_turn = temporary_bytes(run, keys, shapes)
     together = temporary_bytes(jax.vmap(repetition, in_axes=(0, None)), keys, shapes)
     assert size + in_turn < 1.1 * (size + single)
     assert size + together < 1.6 * (size + single) + copies * size
@@ -73,10 +61,8 @@ def test_memory_of_reverse_mode_does_not_grow_with_the_folds():
     def total(rate, data):
         return jnp.sum(descent(jax.random.key(0), data, learning_rate=rate))
 
-    small, large = (
-        temporary_bytes(jax.grad(total), 0.1, (floats(n, 8), floats(n)))
-        for n in (2**13, 2**17)
-    )
+    data = [(floats(n, 8), floats(n)) for n in (2**13, 2**17)]
+    small, large = (temporary_bytes(jax.grad(total), 0.1, x) for x in data)
     # All gradients of one step would take 4 MB more.
     assert large - small < 2**20
 
@@ -85,10 +71,9 @@ def test_frank_wolfe_stores_no_gradient_of_every_sample():
     # n d = 1e7 floats; the program needs a few vectors of d beside the data.
     n, d = 1000, 10_000
 
-    options = {"epsilon": 1.0, "delta": 1e-6, "num_steps": 4}
-
     def run(data):
-        options.update(key=jax.random.key(0), constraint=L1Ball(1.0))
+        options = {"epsilon": 1.0, "delta": 1e-6, "num_steps": 4}
+        options |= {"key": jax.random.key(0), "constraint": L1Ball(1.0)}
         return solvers.dp_frank_wolfe(squared, jnp.zeros(d), data, **options).params
 
     assert temporary_bytes(run, (floats(n, d), floats(n))) < 40 * 4 * d
@@ -129,10 +114,8 @@ def test_derivatives_against_finite_differences(is_private):
         point, step = jnp.array([0.3, 2.0]), 1e-5
         forward = jax.jit(jax.jacfwd(fn))(point)
         reverse = jax.jit(jax.grad(fn))(point)
-        numeric = [
-            (fn(point + step * e) - fn(point - step * e)) / (2 * step)
-            for e in jnp.eye(2)
-        ]
+        moves = step * jnp.eye(2)
+        numeric = [(fn(point + x) - fn(point - x)) / (2 * step) for x in moves]
     np.testing.assert_allclose(forward, reverse, rtol=1e-9)
     # Central differences: an error of step^2 times the third derivative.
     np.testing.assert_allclose(reverse, numeric, rtol=1e-6, atol=1e-9)
@@ -157,7 +140,7 @@ def test_a_folder_belongs_to_its_run_before_the_first_save(tmp_path):
     np.testing.assert_array_equal(saved_run(tmp_path, every=1), expected)
 
 
-def test_one_process_at_a_time(tmp_path):
+def test_a_checkpoint_is_of_one_process_at_a_time(tmp_path):
     refused = []
 
     def second(step, params):
@@ -172,7 +155,7 @@ def test_one_process_at_a_time(tmp_path):
     np.testing.assert_array_equal(saved_run(tmp_path / "states"), first)
 
 
-def test_another_environment_rounds_otherwise(tmp_path, monkeypatch):
+def test_a_state_of_another_environment_is_refused(tmp_path, monkeypatch):
     with pytest.raises(KilledError):
         saved_run(tmp_path, callback=kill_at(4))
     read = Path.read_text
@@ -202,7 +185,7 @@ def test_another_environment_rounds_otherwise(tmp_path, monkeypatch):
     )
 
 
-def test_another_generator_is_another_run(tmp_path):
+def test_a_state_of_another_generator_is_refused(tmp_path):
     # The words of both keys are the same.
     with pytest.raises(KilledError):
         saved_run(tmp_path, impl="rbg", callback=kill_at(4))

@@ -37,12 +37,12 @@ LOOP = partial(jax.lax.scan, lambda x, _: (jnp.sin(x), x), length=50)
         (jax.checkpoint(lambda x: jnp.cos(jnp.sin(x))[0]), 8000),
     ],
 )
-def test_what_a_row_needs(function, num_bytes):
+def test_peak_bytes_of_a_row_are_those_that_are_live(function, num_bytes):
     program = jax.make_jaxpr(function)(MANY).jaxpr
     assert peak_bytes(program, program.invars) == num_bytes
 
 
-def test_rows_of_the_smallest_memory(monkeypatch):
+def test_rows_at_once_fit_the_smallest_memory(monkeypatch):
     assert rows_at_once(2**20, 2**30, 0) == (DEFAULT - 2**33) // 2**21
     told = {"bytes_limit": 20_000}, None, {"bytes_limit": 10_000}
     devices = [SimpleNamespace(memory_stats=lambda x=x: x) for x in told]
@@ -122,7 +122,7 @@ def test_a_decoder_of_124_million_parameters_exported_for_cuda():
     assert min(sizes) >= 8
 
 
-def test_many_samples():
+def test_order_statistics_of_a_million_samples_are_exact():
     # Four digits in the sum, and a search of many words.
     rng = np.random.default_rng(0)
     samples = rng.standard_t(2, (2**20 + 3, 1)).astype(np.float32)

@@ -31,35 +31,28 @@ def range_of(constraint, sensitivity, limit, num_coordinates):
 
 
 def ratio(constraint, gradient, other, limit):
-    g, h = (
-        np.clip(np.asarray(x), -limit, limit).astype(np.float32)
-        for x in (gradient, other)
-    )
+    g, h = np.clip([gradient, other], -limit, limit).astype(np.float32)
     sensitivity = np.abs(g.astype(float) - h).max()
     first, second = (np.asarray(scores_of(constraint, x), float) for x in (g, h))
-    assert np.isfinite(first).all()
-    assert np.isfinite(second).all()
-    moves = second - first
+    assert np.isfinite([first, second]).all()
     stated = float(range_of(constraint, sensitivity, limit, g.size))
-    return (moves.max() - moves.min()) / (stated + FLOOR)
+    return np.ptp(second - first) / (stated + FLOOR)
 
 
 def random_vertices(rng, num_vertices, d):
-    kind = rng.integers(5)
+    kind, shape = rng.integers(5), (num_vertices, d)
     if kind == 0:  # all far from zero, and nearly one point
         base = rng.normal(size=d) * 10.0 ** rng.uniform(-20, 25)
-        return base * (1 + rng.integers(-3, 4, (num_vertices, d)) * 2.0**-23)
+        return base * (1 + rng.integers(-3, 4, shape) * 2.0**-23)
     if kind == 1:
-        return rng.standard_cauchy((num_vertices, d)) * 10.0 ** rng.uniform(-25, 20)
+        return rng.standard_cauchy(shape) * 10.0 ** rng.uniform(-25, 20)
     if kind == 2:  # added up one after another, all but the first would be lost
-        vertices = np.full((num_vertices, d), 2.0**-25)
+        vertices = np.full(shape, 2.0**-25)
         vertices[:, 0] = 1
         return vertices * np.where(np.arange(num_vertices)[:, None] > 0, -1, 1)
     if kind == 3:
-        return rng.normal(size=(num_vertices, d)) * (
-            rng.random((num_vertices, d)) < 0.1
-        )
-    return rng.normal(size=(num_vertices, d))
+        return rng.normal(size=shape) * (rng.random(shape) < 0.1)
+    return rng.normal(size=shape)
 
 
 def random_constraint(rng, d):
@@ -79,10 +72,8 @@ def extreme_pair(constraint, rng, d):
         largest = float(jnp.max(jnp.abs(constraint.vertex(0, jnp.zeros(d)))))
         size = min(limit, corner / max(largest, 1e-30))
     gradient = size * rng.choice([rng.uniform(-1, 1, d), np.sign(rng.normal(size=d))])
-    first, second = (
-        np.asarray(constraint.vertex(i % constraint.num_vertices(d), jnp.zeros(d)))
-        for i in (0, 1)
-    )
+    places = 0, 1 % constraint.num_vertices(d)
+    first, second = (np.asarray(constraint.vertex(i, jnp.zeros(d))) for i in places)
     along = np.sign(first.astype(float) - second)
     other = np.clip(gradient + move * along, -limit, limit)
     return np.clip(other - move * along, -limit, limit), other, limit
@@ -110,7 +101,7 @@ def test_no_long_search_finds_a_wider_range(seed):
 @pytest.mark.parametrize(
     "d", [10_000, pytest.param(1_000_000, marks=pytest.mark.quick(0))]
 )
-def test_many_coordinates(d):
+def test_scores_of_many_coordinates_stay_within_their_range(d):
     rng = np.random.default_rng(3)
     for vertices in (
         rng.uniform(0, 1, (3, d)),
@@ -151,16 +142,13 @@ def test_the_diameter_of_a_polytope_far_from_zero(scale, d):
 def test_scores_that_would_overflow_are_in_for_both_neighbours(
     constraint, gradient, other
 ):
-    d, moves = len(gradient), []
-    for g in (gradient, other):
-        scores = np.asarray(scores_of(constraint, jnp.array(g)), float)
-        assert np.isfinite(scores).all()
-        assert scores.max() - scores.min() <= np.finfo(np.float32).max
-        moves.append(scores)
+    pair = [scores_of(constraint, jnp.array(g)) for g in (gradient, other)]
+    scores = np.asarray(pair, float)
+    assert np.isfinite(scores).all()
+    assert (np.ptp(scores, axis=1) <= np.finfo(np.float32).max).all()
     sensitivity = np.abs(np.subtract(gradient, other)).max()
-    moves = moves[1] - moves[0]
-    stated = float(range_of(constraint, sensitivity, 1e10, d))
-    assert moves.max() - moves.min() <= stated
+    stated = float(range_of(constraint, sensitivity, 1e10, len(gradient)))
+    assert np.ptp(scores[1] - scores[0]) <= stated
 
 
 @pytest.mark.parametrize(
@@ -175,19 +163,15 @@ def test_scores_that_would_overflow_are_in_for_both_neighbours(
 def test_choices_at_the_ends_of_float32(mechanism, scores, other, sensitivity_range):
     # An epsilon of 1 lets no probability change by more than a factor of e; five
     # standard errors of 20,000 draws.
-    num_draws = 20_000
+    options = {"epsilon": 1.0, "sensitivity_range": sensitivity_range}
 
     def share(scores):
-        def choose(key):
-            return mechanism(
-                key, jnp.array(scores), epsilon=1.0, sensitivity_range=sensitivity_range
-            )
-
-        keys = jax.random.split(jax.random.key(2), num_draws)
-        return float((jax.vmap(choose)(keys) == 1).mean())
+        keys = jax.random.split(jax.random.key(2), 20_000)
+        choices = jax.vmap(lambda key: mechanism(key, jnp.array(scores), **options))
+        return float((choices(keys) == 1).mean())
 
     first, second = share(scores), share(other)
-    error = 5 * math.sqrt(0.25 / num_draws)
+    error = 5 * math.sqrt(0.25 / 20_000)
     assert first > 0.05
     assert first <= math.e * second + 2 * error
     assert second <= math.e * first + 2 * error
@@ -205,15 +189,14 @@ def test_lasso_at_the_ends_of_its_settings(radius, threshold, n, level):
     # One record moves the scores, radius K^2 (level +- 1/n), across the end.
     num_runs = 400
     setting = {"radius": radius, "threshold": threshold, "num_steps": 1}
+    setting |= {"epsilon": 1.0, "delta": 0.0}
 
     def share_of_worse_vertex(first_target):
         features = jnp.full((n, 1), threshold)
         targets = jnp.full(n, level * threshold).at[0].set(first_target)
 
         def choose(key):
-            return solvers.dp_lasso(
-                features, targets, key=key, epsilon=1.0, delta=0.0, **setting
-            ).params[0]
+            return solvers.dp_lasso(features, targets, key=key, **setting).params[0]
 
         keys = jax.random.split(jax.random.key(4), num_runs)
         return float((jax.vmap(choose)(keys) < 0).mean())

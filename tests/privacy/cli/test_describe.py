@@ -41,10 +41,8 @@ here = conftest.here
 @pytest.fixture
 def folder(here):
     """A working directory with a file of 400 records of 100 persons, and a ledger."""
-    lines = [
-        f"{i % 100},{i / 200 - 1},{('cook', 'smith', '')[i % 3]},{i},.5"
-        for i in range(400)
-    ]
+    jobs = "cook", "smith", ""
+    lines = [f"{i % 100},{i / 200 - 1},{jobs[i % 3]},{i},.5" for i in range(400)]
     (here / "data.csv").write_text("\n".join(["who,x,job,y,years", *lines]))
     (here / "schema.toml").write_text(DESCRIBED)
     opened()
@@ -65,7 +63,13 @@ def runs():
     return tomllib.loads(Path("t.toml").read_text()).get("runs", [])
 
 
-test_what_is_wrong_costs_nothing = refusals(
+def check_told_sample(result, unit, size, total):
+    what = "records" if unit is None else "values of who"
+    told = f"a random sample of {total:,} {what}: a run on {size} of them may"
+    assert told in " ".join(result.stdout.split())
+
+
+test_wrong_arguments_of_describe_are_refused_by_name = refusals(
     """
 --epsilon -1 => --epsilon must be positive
 --level 95 => --level must be strictly between 0 and 1
@@ -89,7 +93,7 @@ test_what_is_wrong_costs_nothing = refusals(
 )
 
 
-def test_files_and_ledger(folder):
+def test_a_description_is_written_and_paid_in_the_ledger(folder):
     result = done(describe("--by", "job", "--ledger", "t.toml", "--dark"))
     assert sorted(os.listdir("out")) == _describe._NAMES
     content = json.loads(Path("out/description.json").read_text())
@@ -107,12 +111,8 @@ def test_a_seeded_run_is_that_of_the_function(folder):
     # No more records than may be drawn are no sample.
     done(describe("--seed", 3, "--max-records", 400))
     content = json.loads(Path("out/description.json").read_text())
-    schema = {
-        "x": Numeric(0, 1, limit=2),
-        "job": Categorical(("cook", "smith")),
-        "y": None,
-        "years": Numeric(0.5, 0.5, limit=1),
-    }
+    schema = {"x": Numeric(0, 1, limit=2), "job": Categorical(("cook", "smith"))}
+    schema |= {"y": None, "years": Numeric(0.5, 0.5, limit=1)}
     frame, key = pd.read_csv("data.csv"), jax.random.key(3)
     same = dpjax.describe(frame, schema, key=key, epsilon=2.0)
     assert json.loads(same.to_json())["rows"] == content["rows"]
@@ -124,12 +124,11 @@ def test_a_seeded_run_is_that_of_the_function(folder):
 )
 def test_a_run_that_was_stopped_goes_on(folder, broken, sample, monkeypatch):
     options = *sample, "--ledger", "t.toml", "--checkpoint", "kept"
-    numbers, release = [], _describe.release
+    released, release = [], _describe.release
 
     def seen(*arguments, **named):
-        found = release(*arguments, **named)
-        numbers.append([row.value for row in found.rows])
-        return found
+        released.append(release(*arguments, **named))
+        return released[-1]
 
     def fails(*_, **__):
         raise OSError("the disk is full")
@@ -145,12 +144,13 @@ def test_a_run_that_was_stopped_goes_on(folder, broken, sample, monkeypatch):
         return  # what was paid for has been written
     done(describe(*options))
     content = json.loads(Path("out/description.json").read_text())
-    assert [row["value"] for row in content["rows"]] == numbers[0]
+    values = [row.value for row in released[0].rows]
+    assert [row["value"] for row in content["rows"]] == values
     assert len(runs()) == 1
     assert not Path("kept").exists()
 
 
-def test_persons_are_bounded(folder):
+def test_records_of_a_person_are_bounded_and_paid_for_at_once(folder):
     Path("t.toml").unlink()
     opened("--unit", "who")
     unit = "--unit", "who", "--records-per-unit", 3, "--ledger", "t.toml"
@@ -176,10 +176,7 @@ def test_a_sample_speaks_for_the_file(folder, unit):
         Path("t.toml").unlink()
         opened("--unit", "who")
         options += ["--unit", "who", "--records-per-unit", each]
-    result = done(describe(*options))
-    said = " ".join(result.stdout.split())
-    what = "values of who" if unit else "records"
-    assert f"a random sample of {total} {what}: a run on {size} of them may" in said
+    check_told_sample(done(describe(*options)), unit, size, total)
     content = json.loads(Path("out/description.json").read_text())
     delta = total**-1.1
     epsilon, own = Sample(total, size).budget(2.0, delta)
@@ -262,7 +259,9 @@ def cells(column, rows=...):
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_what_streams_by_is_what_is_read_as_a_whole(tmp_path, monkeypatch, name):
+def test_a_sample_of_a_stream_holds_the_cells_of_the_whole_file(
+    tmp_path, monkeypatch, name
+):
     path = tmp_path / name
     FILES[name](path)
     names = "xyzt" if name.endswith(("parquet", "folder")) else "xy"
@@ -273,13 +272,13 @@ def test_what_streams_by_is_what_is_read_as_a_whole(tmp_path, monkeypatch, name)
     monkeypatch.setattr("dpjax.tables.io._csv._BLOCK", 5)
     monkeypatch.setattr("dpjax.tables.io._tables._ROWS", 2)
     for size in (1, 3, 5, 50):
-        found, sample = drawn(path, names, size)
+        sampled, sample = drawn(path, names, size)
         assert sample == ((size, count) if size < count else None)
         # Which records are drawn, and in which order, follows from their places.
         rows = np.asarray(drawn(tmp_path / "places.npz", "x", size)[0]["x"])
         assert len({*rows.tolist()}) == min(size, count)
         for column in names:
-            assert cells(found[column]) == cells(columns[column], rows.astype(int))
+            assert cells(sampled[column]) == cells(columns[column], rows.astype(int))
     if name == "folder":
         assert columns["x"].tolist()[:4] == ["3.5", "", str(2**62), ""]
         assert [str(cell) for cell in columns["z"].tolist()][:3:2] == ["2", "1.5"]
@@ -315,25 +314,19 @@ def table(here):
 
 
 @pytest.mark.parametrize("unit", [None, "who"])
-def test_a_run_on_a_sample(table, unit):
+def test_a_run_on_a_sample_costs_what_was_asked_of_the_file(table, unit):
     size, total = (100, 1000) if unit is None else (60, 250)
     options = ["--max-records", size, "--holdout", 0.2, "--ledger", "t.toml"]
-    opened = ["ledger", "open", "t.toml", "--epsilon", "3", "--delta", "0.05"]
-    if unit is not None:
-        options += ["--unit", "who", "--records-per-unit", 3]
-        opened += ["--unit", "who"]
-    done(invoke(*opened))
-    result = done(command(*options))
-    said = " ".join(result.stdout.split())
-    what = "records" if unit is None else "values of who"
-    assert f"a random sample of {total:,} {what}: a run on {size} of them may" in said
+    units = [] if unit is None else ["--unit", "who"]
+    options += [*units, "--records-per-unit", 3] if units else []
+    words = "ledger open t.toml --epsilon 3 --delta 0.05"
+    done(invoke(*words.split(), *units))
+    check_told_sample(done(command(*options)), unit, size, total)
     report = json.loads((table / "out" / "report.json").read_text())
     delta = total**-1.1
     epsilon, own = Sample(total, size).budget(1.0, delta)
-    assert report["sample"] == {
-        "unit": unit,
-        "num_records": total,
-        "max_records": size,
+    sizes = {"unit": unit, "num_records": total, "max_records": size}
+    assert report["sample"] == sizes | {
         "budget": {"epsilon": 1.0, "delta": delta},
         "budget_of_sample": {"epsilon": epsilon, "delta": own},
     }
@@ -350,22 +343,20 @@ def test_a_run_on_a_sample(table, unit):
     assert command(*options).exit_code == 2  # it is the third of epsilon = 1
 
 
-def test_of_many_cells_a_description_is_of_a_sample(folder, monkeypatch):
+def test_a_description_of_many_cells_is_of_a_sample(folder, monkeypatch):
     monkeypatch.setattr(_sources, "MOST_CELLS", 400)
-    result = done(describe())
-    assert "a run on 100 of them" in " ".join(result.stdout.split())
+    check_told_sample(done(describe()), None, 100, 400)
 
 
-def test_of_many_cells_a_sample_is_the_default(table, monkeypatch):
+def test_a_run_on_many_cells_is_on_a_sample(table, monkeypatch):
     monkeypatch.setattr(_sources, "MOST_CELLS", 400)
     result = done(command("--unit", "who", "--records-per-unit", 1))
-    size = 133  # a name is a cell, too
-    assert f"a run on {size} of them" in " ".join(result.stdout.split())
+    check_told_sample(result, "who", 133, 250)  # a name is a cell, too
     sample = json.loads((table / "out" / "report.json").read_text())["sample"]
-    assert sample["max_records"] == size
+    assert sample["max_records"] == 133
 
 
-def test_of_persons_the_first_records_in_random_places(table):
+def test_a_sample_of_persons_holds_their_first_records_in_random_places(table):
     asked: dict[str, Any] = {"source": "data.csv", "epsilon": 1.0, "loss": "squared"}
     asked |= {"schema": table / "schema.toml", "max_records": 40, "unit": "who"}
     (table / "names.txt").write_text("\n".join(f"p{i}" for i in range(200, 300)))
@@ -373,23 +364,23 @@ def test_of_persons_the_first_records_in_random_places(table):
         settings = Settings(**asked, records_per_unit=2, unit_names=names)
         read = read_private(settings, jax.random.key(3))
         assert read.sample == (40, total)
-        found = encode_table(read).targets.reshape(40, 2)
-        is_there = found[:, 1] > 0
-        numbers = np.rint(found[is_there]).astype(int)
+        targets = encode_table(read).targets.reshape(40, 2)
+        is_there = targets[:, 1] > 0
+        numbers = np.rint(targets[is_there]).astype(int)
         assert (numbers[:, 1] - numbers[:, 0] == 250).all()  # the first two of each
         assert set(numbers[:, 0]) <= {*range(250)}
         assert (np.diff(numbers[:, 0]) < 0).any()  # not by their names
         assert is_there.all() == (names is None)
-        assert not found[~is_there].any()
+        assert not targets[~is_there].any()
         assert names is None or (numbers[:, 0] >= 200).all()
 
 
 def test_no_more_records_than_may_be_drawn_are_no_sample(table):
-    found = []
+    reports = set()
     for more in ([], ["--max-records", 1000]):
         done(command("--seed", 3, "--unit", "who", *more))
-        found.append((table / "out" / "report.json").read_text())
-    assert found[0] == found[1]
+        reports.add((table / "out" / "report.json").read_text())
+    assert len(reports) == 1
 
 
 def test_a_run_that_goes_on_keeps_its_sample(table, monkeypatch):

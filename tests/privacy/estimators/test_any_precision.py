@@ -19,15 +19,9 @@ from tests import registry
 P, Q, ROWS = 6, 5, 9
 DTYPES = ["float64", "float32", "bfloat16", "float16"]
 SHAPES = {  # of a parameter
-    "dense": (P, Q),
-    "positions": (P, Q),
-    "shared": (P, Q),
-    "curved": (P, Q),
+    **dict.fromkeys(("dense", "positions", "shared", "curved"), (P, Q)),
     "table": (ROWS, Q),
-    "tied": (ROWS, P),
-    "written": (ROWS,),
-    "bias": (Q,),
-    "number": (),
+    **{"tied": (ROWS, P), "written": (ROWS,), "bias": (Q,), "number": ()},
 }
 MODES = ["fill", "clip"]
 SIZES = [*(0, 1, -1, -8, 8, 18, 19, 20, 38, 39), *(-20, -38, -45, -150, -300)]
@@ -51,9 +45,8 @@ def term(kind, param, mode, x, y, tokens):
             read = param.at[tokens].get(mode=mode)
             return jnp.sum(read @ x[0]) + (param @ x[1])[0]
         case "written":
-            return param.at[tokens].mul(
-                y[:3], mode="drop" if mode == "fill" else mode
-            ) @ (jnp.ones(ROWS, y.dtype))
+            mode = "drop" if mode == "fill" else mode
+            return param.at[tokens].mul(y[:3], mode=mode) @ jnp.ones(ROWS, y.dtype)
         case "bias":
             return y @ param
     return x[0, 0] * param
@@ -155,21 +148,15 @@ class Program:
         return mean, (stated, estimator.sensitivity(by, d, ADD_OR_REMOVE_ONE))
 
     def compiled(self):
-        estimator, divisor = self.estimator, self.divisor
-        if self.limited_in is not None:
-            estimator = jax.tree.map(
-                lambda x: jnp.asarray(x, self.limited_in), estimator
-            )
-        given = {}
+        estimator, divisor, given = self.estimator, self.divisor, {}
         if self.divided_in is not None:
             given["divisor"] = divisor
         if self.limited_in is not None:
-            given["estimator"] = estimator
-        run = jax.jit(
-            lambda given, *rest: self.run(
-                *({"estimator": estimator, "divisor": divisor} | given).values(), *rest
+            given["estimator"] = estimator = jax.tree.map(
+                lambda x: jnp.asarray(x, self.limited_in), estimator
             )
-        )
+        known = {"estimator": estimator, "divisor": divisor}
+        run = jax.jit(lambda given, *rest: self.run(*(known | given).values(), *rest))
         return lambda *rest: run(given, self.params, *self.dealt(rest))
 
     def dealt(self, tree):
@@ -185,9 +172,8 @@ def check_moves_of_program(seed, num_devices=1):
         program = Program(seed, num_devices)
         rng, n = program.rng, program.num_rows
         x, y = map(np.stack, zip(*records(rng, n), strict=True))
-        tokens = rng.integers(-ROWS, 2 * ROWS, (n, 3)).astype(
-            rng.choice(["int8", "int64"])
-        )
+        tokens = rng.integers(-ROWS, 2 * ROWS, (n, 3))
+        tokens = tokens.astype(rng.choice(["int8", "int64"]))
         others = [*records(rng, 24)]
         if rng.random() < 0.4:  # all but one agree: what moves a mean the most
             x[:], y[:], tokens[:] = x[-1], y[-1], tokens[-1]

@@ -15,7 +15,7 @@ from tests.unit.estimators.test_normwise import GROUPED, GROUPS, RANGES, tree_of
 
 N, RELATIONS = 17, (REPLACE_ONE, ADD_OR_REMOVE_ONE)
 WILD = np.float32([0.7, -0.7, 3.0, 1.0, 1e-45, 1e19, -3e38, np.inf, np.nan, 0.0])
-SAME_BOUND = {"same bound": estimators.Grouped(estimators.Clipping(1.2), GROUPS)}
+SAME_BOUND = {"same bound": estimators.Grouped(Clipping(1.2), GROUPS)}
 SCALED = {
     "truncation": estimators.Truncation(1.5),
     "winsorization": estimators.Winsorization(0.7),
@@ -33,13 +33,9 @@ def check_moves(mean, rows, others, least):
         def change(pair):
             base = jnp.tile(pair[0], (N, 1))
             replaced = tree_of(base.at[3].set(pair[1]))
-            means = (
-                mean(replaced),
-                mean(tree_of(base), jnp.zeros(N, bool)),
-                mean(replaced, jnp.arange(N) == 3),
-            )
-            leaves = [jax.tree.leaves(x) for x in means]
-            return [jnp.concatenate([y.ravel() for y in x]) for x in leaves]
+            unchanged = mean(tree_of(base), jnp.zeros(N, bool))
+            means = mean(replaced), unchanged, mean(replaced, jnp.arange(N) == 3)
+            return [jax.flatten_util.ravel_pytree(x)[0] for x in means]
 
         return jax.lax.map(change, (rows, others))
 
@@ -80,10 +76,8 @@ def test_no_neighbor_moves_ratios_beyond_the_sensitivity(name):
 
 @pytest.mark.parametrize("name", INNER)
 def test_no_neighbor_moves_mean_and_counts_beyond_the_sensitivity(name):
-    adaptive = estimators.AdaptiveThreshold(
-        INNER[name], lower=1e-6, upper=1e6, share=0.3
-    )
-    counting, rng = adaptive.counting, np.random.default_rng(1)
+    options, rng = {"lower": 1e-6, "upper": 1e6, "share": 0.3}, np.random.default_rng(1)
+    counting = estimators.AdaptiveThreshold(INNER[name], **options).counting
     directions = rng.normal(size=(40, 5))
     # As long as thresholds, and thus short; the other far longer, the other way.
     parts = [directions[:, :2], directions[:, 2:]]
@@ -135,8 +129,8 @@ def test_no_order_of_a_sum_passes_what_is_allowed(length):
             pairs = zip(random_tree_sum(terms, rng), exact, strict=True)
             errors = [float(Fraction(float(x)) - y) for x, y in pairs]
             largest = max(largest, np.linalg.norm(errors))
-    assert largest <= allowed
-    assert largest > allowed / 100  # the search comes near enough to mean something
+    # The search comes near enough to mean something.
+    assert allowed / 100 < largest <= allowed
 
 
 def test_no_tree_is_deeper_than_one_after_the_other():

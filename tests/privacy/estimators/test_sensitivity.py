@@ -65,12 +65,9 @@ def means(estimator, signs, base, rows, positions, n):
     """Means of copies of a record: a row is replaced, last by itself, or masked."""
     samples = signs * base[None]
 
-    def replace(row, position):
-        return estimator(samples.at[position].set(row))
-
     def at(position):
         every = jnp.concatenate([rows, samples[position][None]])
-        return jax.vmap(replace, (0, None))(every, position)
+        return jax.vmap(lambda row: estimator(samples.at[position].set(row)))(every)
 
     def remove(position):
         return estimator(samples, jnp.arange(n) == position)
@@ -87,8 +84,8 @@ def attack(estimator, n, d):
     signs = np.concatenate(signs).astype(np.float32)
     replaced, removed = [], []
     for base in rows:
-        found = means(estimator, signs, base, rows, np.array(positions), n)
-        of_rows, of_masks = (np.asarray(x, np.float64) for x in found)
+        pair = means(estimator, signs, base, rows, np.array(positions), n)
+        of_rows, of_masks = (np.asarray(x, np.float64) for x in pair)
         assert np.isfinite(of_rows).all()
         assert np.isfinite(of_masks).all()
         for at_position in of_rows:
@@ -142,9 +139,8 @@ def test_rounding_at_ties_and_powers_of_two(n, threshold):
         return jax.lax.map(change, nudges)
 
     nudges = np.linspace(-threshold, threshold, 40, dtype=np.float32)
-    largest = max(
-        float(changes((1 + power / threshold) / 2, nudges).max()) for power in powers
-    )
+    shares = [(1 + power / threshold) / 2 for power in powers]
+    largest = max(float(changes(share, nudges).max()) for share in shares)
     assert largest <= stated
     # The attack means something: it comes within two spacings of the bound, and the
     # slack for the additions inside a block, 0.22 % up to 4,096 rows.
@@ -188,20 +184,18 @@ def test_clipping_in_many_coordinates_with_entries_that_round_badly(n, key):
     grad_fn = robust_grad(lambda w, x: (w * direction).sum() * x, estimator)
 
     @jax.jit
-    def changes(sizes):
-        def change(size):
+    def means(sizes):
+        def pair(size):
             values = jnp.full(n, 1e15).at[: n // 8].set(size)
-            means = [
-                grad_fn(jnp.zeros(d), values.at[0].set(last)) for last in (1e15, -1e15)
-            ]
-            return means[0], means[1]
+            ends = [values.at[0].set(last) for last in (1e15, -1e15)]
+            return [grad_fn(jnp.zeros(d), x) for x in ends]
 
-        return jax.lax.map(change, sizes)
+        return jax.lax.map(pair, sizes)
 
-    up, down = changes(jnp.linspace(-0.12, 0.12, 8))
-    found = [norms(*pair) for pair in zip(up, down, strict=True)]
-    assert all(is_within(change, stated) for change in found)
-    assert max(change.l2 for change in found) > 0.98 * stated.l2
+    up, down = means(jnp.linspace(-0.12, 0.12, 8))
+    changes = [norms(*pair) for pair in zip(up, down, strict=True)]
+    assert all(is_within(change, stated) for change in changes)
+    assert max(change.l2 for change in changes) > 0.98 * stated.l2
 
 
 @pytest.mark.quick(3)
@@ -273,13 +267,11 @@ def test_sampled_sensitivity_covers_a_record_that_is_absent(n):
     # Poisson accounting measures from the batch without the record: masking its row
     # may move the mean by at most half of what is stated.
     for estimator in (Winsorization(1.1), Clipping(1.0), SmoothedTruncation(0.7)):
-        sampled = estimator.sampled_sensitivity(n, 3)
         masked = estimator.sensitivity(n, 3, ADD_OR_REMOVE_ONE)
-        replaced = estimator.sensitivity(n, 3)
-        for norm in ("l1", "l2", "linf"):
-            assert getattr(sampled, norm) >= 2 * getattr(masked, norm)
-            assert getattr(sampled, norm) >= getattr(replaced, norm)
-            assert getattr(sampled, norm) <= 1.04 * getattr(replaced, norm)
+        sampled = np.asarray(estimator.sampled_sensitivity(n, 3))
+        replaced = np.asarray(estimator.sensitivity(n, 3))
+        assert (sampled >= np.maximum(2 * np.asarray(masked), replaced)).all()
+        assert (sampled <= 1.04 * replaced).all()
         assert estimator.sampled_sensitivity(n, 3, ADD_OR_REMOVE_ONE) == masked
 
 

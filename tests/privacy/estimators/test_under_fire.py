@@ -15,12 +15,9 @@ from dpjax.estimators import (
 from dpjax.gradients import robust_grad
 from tests import registry
 
+DTYPES = {"single": (jnp.float32, 2), "brain": (jnp.bfloat16, 2)}
+DTYPES |= {"half": (jnp.float16, 1)}
 NUM_COORDINATES = 5
-DTYPES = {
-    "single": (jnp.float32, 2),
-    "brain": (jnp.bfloat16, 2),
-    "half": (jnp.float16, 1),
-}
 # The same with float64, where it is enabled.
 WIDE_DTYPES = {"double": (np.float64, 2), **DTYPES, "brain": (jnp.bfloat16, 0)}
 VALUES = np.float32(
@@ -66,10 +63,10 @@ def largest_share(estimator, dtypes, values):
     rows[::2] = estimator.limit * (1 + rng.uniform(-0.5, 0.5, rows[::2].shape))
     rows[1::4] = rows[1::4, :1]
     leaves = jax.tree.leaves(estimates(as_tree(rows, dtypes)))
-    found = np.concatenate([np.float64(x).reshape(len(rows), -1) for x in leaves], 1)
-    assert np.isfinite(found).all()
+    means = np.concatenate([np.float64(x).reshape(len(rows), -1) for x in leaves], 1)
+    assert np.isfinite(means).all()
     is_clipping = isinstance(estimator, Clipping)
-    sizes = np.linalg.norm(found, axis=1) if is_clipping else np.abs(found)
+    sizes = np.linalg.norm(means, axis=1) if is_clipping else np.abs(means)
     return sizes.max() / estimator.limit
 
 
@@ -97,8 +94,7 @@ def drift(every):
     A sum of the ones and of 1/8 more stands still from there on, since it rounds to
     even; a sum of the ones and of one less follows every -1/32.
     """
-    x = np.zeros(MILLION, np.float32)
-    x[:HALF] = 1
+    x = np.where(np.arange(MILLION) < HALF, 1, 0.0)
     x[HALF + every :: every] = -1 / 32
     return x
 
@@ -169,8 +165,8 @@ def test_a_million_records_that_drift(estimator, microbatch_size, plan):
     estimator = estimator(1.0)
     mean = mean_of_a_million(estimator, microbatch_size)
     for name in ("all one", "drift", "quarters"):
-        found = moves(mean, SEQUENCES[name], places=[HALF], ends=ENDS[:2])
-        assert found <= estimator.sensitivity(MILLION, 1).linf, name
+        moved = moves(mean, SEQUENCES[name], places=[HALF], ends=ENDS[:2])
+        assert moved <= estimator.sensitivity(MILLION, 1).linf, name
 
 
 def test_the_orders_break_sums_that_are_not_exact():

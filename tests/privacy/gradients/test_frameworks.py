@@ -68,9 +68,8 @@ def nnx_text():
 
     model = nnx.eval_shape(lambda: Text(nnx.Rngs(0)))  # computes nothing
     graph, shapes, rest = nnx.split(model, nnx.Param, ...)
-    params = jax.tree.map(
-        lambda x: jnp.asarray(0.2 * RNG.standard_normal(x.shape), x.dtype), shapes
-    )
+    draw = lambda x: jnp.asarray(0.2 * RNG.standard_normal(x.shape), x.dtype)  # noqa: E731
+    params = jax.tree.map(draw, shapes)
 
     def apply(params, x, key):
         return nnx.merge(graph, params, rest)(x, nnx.Rngs(dropout=key))
@@ -125,8 +124,7 @@ def test_models_are_factored_with_a_key_for_each_example(make):
     def both(params, batch):
         grads = dpjax.per_sample_grad(loss_fn)(params, batch)
         few = dpjax.robust_grad(loss_fn, estimator, microbatch_size=2)
-        tokens, keys = batch
-        same = jnp.broadcast_to(tokens[:1], tokens.shape), keys
+        same = jnp.broadcast_to(batch[0][:1], batch[0].shape), batch[1]
         values = jax.vmap(loss_fn, (None, 0))(params, same)
         return few(params, batch), estimator(grads), values
 
@@ -188,13 +186,10 @@ def test_running_statistics_are_refused(name):
         raise AssertionError("nothing is computed before the check")
 
     message, rows = rf"params .*{name}.* BatchNorm.*Group", jnp.ones((4, 3))
-    for grad_fn in (
-        dpjax.per_sample_grad(loss_fn),
-        dpjax.robust_grad(loss_fn, Clipping(1.0)),
-        streamed_grad(loss_fn),
-    ):
+    robust = partial(dpjax.robust_grad, estimator=Clipping(1.0))
+    for grad_of in (dpjax.per_sample_grad, robust, streamed_grad):
         with pytest.raises(ValueError, match=message):
-            grad_fn(all_of_it, rows)
+            grad_of(loss_fn)(all_of_it, rows)
     problem, *_ = check_model(loss_fn, all_of_it, rows).problems
     assert re.match(message, problem)
     # The recipe: statistics that stay fixed, outside of the parameters.
@@ -213,9 +208,8 @@ def by_hand(loss_fn, params):
     transform = optimizer()
     state = transform.init(params)
     for _ in range(2):
-        stream = streamed_grad(loss_fn)(params, BATCH)
-        mask = {"is_padding_example": MASK}
-        updates, state = transform.update(stream, state, params, **mask)
+        args = streamed_grad(loss_fn)(params, BATCH), state, params
+        updates, state = transform.update(*args, is_padding_example=MASK)
         params = optax.apply_updates(params, updates)
     return params
 
@@ -276,9 +270,9 @@ def test_a_module_with_functions_in_it_is_refused_by_name():
         return (model(x)[0] - y) ** 2
 
     message = "params.activation must be a float array"
-    for refused in (streamed_grad(loss_fn), dpjax.robust_grad(loss_fn, Clipping(1.0))):
+    for refuses in (streamed_grad(loss_fn), dpjax.robust_grad(loss_fn, Clipping(1.0))):
         with pytest.raises(ValueError, match=message):
-            refused(model, BATCH)
+            refuses(model, BATCH)
     check = check_model(loss_fn, model, BATCH)
     assert [row.way for row in check.rows].count("none") == len(check.problems) == 2
     assert message in check.problems[0]

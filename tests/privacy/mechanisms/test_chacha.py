@@ -33,14 +33,14 @@ def test_blocks_are_the_ciphers(nonce):
 
 
 @pytest.mark.parametrize("width", [8, 16, 32])
-def test_bits_are_the_key_stream(width):
+def test_random_bits_are_the_key_stream(width):
     bits = _random_bits(jnp.asarray(KEY), width, (3, 7))
     assert np.asarray(bits).tobytes() == key_stream(KEY, (0, 0, 0), 21 * width // 8)
 
 
 def test_purposes_have_streams_of_their_own():
-    found = np.asarray(_split(jnp.asarray(KEY), (2,))).tobytes()
-    assert found == key_stream(KEY, (1, 0, 0), 64)
+    children = np.asarray(_split(jnp.asarray(KEY), (2,))).tobytes()
+    assert children == key_stream(KEY, (1, 0, 0), 64)
     folded = [jax.random.fold_in(key_of_words(KEY), i) for i in (0, 1)]
     keys = [key_of_words(KEY), *jax.random.split(key_of_words(KEY), 3), *folded]
     words = {np.asarray(jax.random.key_data(one)).tobytes() for one in keys}
@@ -73,29 +73,27 @@ def test_noise_has_its_law_within_jit_scan_and_vmap():
     scores = jnp.array([0.0, 50.0, 0.0])
     chosen = exponential(keys[0], scores, epsilon=9.0, sensitivity_range=1.0)
     assert int(chosen) == 1
-    found = peeling(
-        keys[1], scores, sparsity=1, selection_scale=1e-3, release_stddev=1e-3
-    )
-    assert float(found[1]) == pytest.approx(50.0, abs=0.1)
+    scales = {"selection_scale": 1e-3, "release_stddev": 1e-3}
+    peeled = peeling(keys[1], scores, sparsity=1, **scales)
+    assert float(peeled[1]) == pytest.approx(50.0, abs=0.1)
 
 
-def test_runs_take_it_and_go_on_from_a_checkpoint(tmp_path):
+def test_runs_with_chacha_keys_go_on_from_a_checkpoint(tmp_path):
     rng = np.random.default_rng(0)
     data = rng.normal(size=(400, 3)), rng.normal(size=400)
 
-    def fit(execution, key):
-        return solvers.dp_linear_model(
-            "squared", data, key=key, epsilon=1.0, delta=1e-5, execution=execution
-        ).params
+    def fit(**how):
+        options = {"key": key_of_words(KEY), "execution": solvers.Execution(**how)}
+        options |= {"epsilon": 1.0, "delta": 1e-5}
+        return solvers.dp_linear_model("squared", data, **options).params
 
-    whole = fit(solvers.Execution(), key_of_words(KEY))
+    expected = fit()
     checkpoint = solvers.Checkpoint(tmp_path / "states", every=5)
     for _ in range(2):  # the second goes on from the last state
-        found = fit(solvers.Execution(checkpoint=checkpoint), key_of_words(KEY))
-        np.testing.assert_allclose(found, whole, rtol=1e-5)
+        np.testing.assert_allclose(fit(checkpoint=checkpoint), expected, rtol=1e-5)
 
 
-def test_estimators_and_commands_take_it(tmp_path, monkeypatch):
+def test_estimators_and_commands_take_chacha_keys(tmp_path, monkeypatch):
     rng = np.random.default_rng(0)
     x = rng.normal(size=(500, 1))
     pytest.importorskip("sklearn")
@@ -106,12 +104,11 @@ def test_estimators_and_commands_take_it(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     lines = [f"{a:.4f},{a + b:.4f}" for a, b in rng.normal(size=(300, 2))]
     (tmp_path / "t.csv").write_text("\n".join(["x,y", *lines]))
-    (tmp_path / "s.toml").write_text(
-        "columns.x = {center = 0, scale = 1}\n"
-        "target = {column = 'y', center = 0, scale = 1}"
-    )
-    words = ["train", "t.csv", "--schema", "s.toml", "--loss", "squared"]
-    words += ["--epsilon", 1, "--output", "out", "--generator", "chacha20"]
+    schema = "columns.x = {center = 0, scale = 1}\n"
+    schema += "target = {column = 'y', center = 0, scale = 1}"
+    (tmp_path / "s.toml").write_text(schema)
+    words = "train t.csv --schema s.toml --loss squared --epsilon 1 --output out"
+    words = [*words.split(), "--generator", "chacha20"]
     assert invoke(*words, "--checkpoint", "states").exit_code == 0
     assert "of 256 bits, for ChaCha20" in (tmp_path / "out/report.json").read_text()
     refused = invoke(*words, "--seed", 1)

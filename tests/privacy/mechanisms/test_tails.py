@@ -127,6 +127,7 @@ def num_pairs(draws):
 # word, above one bit for the half of the law, and 32 of the second.
 Q = [0, 1, 2**32 - 1, 2**32, 2**40 - 1, 2**40, 2**63 - 1]
 Q += [int(2.0**x) for x in np.linspace(0, 62.999, 2000)]
+PROBS = ((np.array(Q, object) + 0.5) * 2.0**-64).astype(np.float64)
 
 
 @pytest.fixture
@@ -149,8 +150,7 @@ def test_every_quantile_has_the_mass_beyond_it(name, dtype, key, with_bits):
     # which lead to it and beyond, to 1 in 10,000. No float is better: at 9 sigma its
     # last digit is worth 4 in a million.
     sampler, distribution = LAWS[name]
-    prob = (np.array(Q, object) + 0.5) * 2.0**-64
-    prob, values = prob.astype(np.float64), []
+    values = []
     for is_lower in (False, True):
         with jax.enable_x64(dtype == jnp.float64):
             with_bits(Q, is_lower)
@@ -160,7 +160,7 @@ def test_every_quantile_has_the_mass_beyond_it(name, dtype, key, with_bits):
         values.append(value)
         # Of the Gumbel, minus the logarithm of an exponential, the halves change sides.
         tail = distribution.cdf if is_lower != (name == "gumbel") else distribution.sf
-        np.testing.assert_allclose(tail(value.astype(np.float64)), prob, rtol=1e-4)
+        np.testing.assert_allclose(tail(value.astype(np.float64)), PROBS, rtol=1e-4)
     if name in ("normal", "laplace"):
         np.testing.assert_array_equal(values[0], -values[1])
         assert values[0].max() > {"normal": 9.1, "laplace": 44.0}[name]
@@ -169,16 +169,12 @@ def test_every_quantile_has_the_mass_beyond_it(name, dtype, key, with_bits):
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("sigma", [0.001, 0.3, 1.0, 8.0])
 def test_smooth_noise_of_every_quantile(sigma, key, with_bits):
-    prob = ((np.array(Q, object) + 0.5) * 2.0**-64).astype(np.float64)
     zeros, values = jnp.zeros(len(Q)), []
-    for is_lower in (False, True):
-        sign = -1 if is_lower else 1
-        y = sign * scipy.stats.norm.isf(prob)
+    for is_lower, sign in ((False, 1), (True, -1)):
+        y, z = sign * scipy.stats.norm.isf(PROBS), sign * scipy.stats.laplace.isf(PROBS)
         expected = {
             mechanisms.arsinh_normal: np.sinh(sigma * y) / sigma,
-            mechanisms.laplace_log_normal: (
-                sign * scipy.stats.laplace.isf(prob) * np.exp(sigma * y)
-            ),
+            mechanisms.laplace_log_normal: z * np.exp(sigma * y),
         }
         for mechanism, exact in expected.items():
             with_bits(Q, is_lower)

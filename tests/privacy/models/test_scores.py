@@ -70,8 +70,7 @@ def test_a_record_moves_counts_and_losses_by_their_sensitivity(kind, beside, sum
     assert [*{scale for _, scale in of_counts}] == pytest.approx([stated])
     assert 0.7 * stated < moves(of_counts) <= stated * (1 + 1e-12)
     # Of numbers also absolute errors, and of amounts their squares.
-    number = {"numbers": 4, "amounts": 6}.get(kind, 2)
-    largest = 1000 * math.sqrt(number)
+    largest = 1000 * math.sqrt({"numbers": 4, "amounts": 6}.get(kind, 2))
     assert [*{scale for _, scale in of_losses}] == pytest.approx([largest])
     # Ends of losses follow from the counts: with equal ones below.
     assert scale is not None or 0.7 * largest < moves(of_losses) <= largest
@@ -101,12 +100,11 @@ def test_sums_within_given_bounds_move_by_their_sensitivity(sums, loss, marks):
 
 
 @pytest.mark.parametrize("kind", ["numbers", "amounts", "labels"])
-def test_odd_records_raise_nothing(kind):
+def test_scores_of_odd_records_are_finite(kind):
     odd = np.array(ODD * 3)
     for scores in (odd, 1e30 * odd, np.zeros(len(odd))):
-        found = scored(kind, scores, odd[::-1], -scores, multiplier=2.0)
-        for measure in found.measures:
-            assert np.isfinite([*measure.model, *measure.constant]).all()
+        for one in scored(kind, scores, odd[::-1], -scores, multiplier=2.0).measures:
+            assert np.isfinite([*one.model, *one.constant]).all()
 
 
 @pytest.mark.parametrize("kind", ["numbers", "labels"])
@@ -140,9 +138,8 @@ def test_noise_of_counts_hides_their_last_bits(multiplier):
     noise = released - counts
     # All on one grid, whatever the count: float32 noise had more bits near zero.
     unit = 2.0**-20 if stddev < 32 else 2.0 ** -(25 - math.ceil(math.log2(stddev)))
-    unit = min(unit, 1.0)
-    np.testing.assert_array_equal(released / unit, np.rint(released / unit))
-    np.testing.assert_array_equal(noise / unit, np.rint(noise / unit))
+    on_grid = np.array([released, noise]) / min(unit, 1.0)
+    np.testing.assert_array_equal(on_grid, np.rint(on_grid))
     assert 2 * multiplier <= stddev <= max(2 * multiplier * 1.01, 1e-6)
     if multiplier > 0.0:
         assert 0.85 < np.std(noise) / stddev < 1.15

@@ -116,8 +116,7 @@ class Replay:
             except (Exception, SystemExit) as error:
                 shown = "raised", type(error).__name__, str(error)
             jax.effects_barrier()
-        said = [(type(one.message).__name__, str(one.message)) for one in caught]
-        return shown, said
+        return shown, [(type(x.message).__name__, str(x.message)) for x in caught]
 
     def handed(self, kind: str, value: Any, output: Any, *scales: Any) -> Any:
         """Returns what is released: the output, or in a replay what was recorded."""
@@ -135,10 +134,10 @@ class Replay:
 
         @call.def_vmap
         def _(size, in_batched, arguments):
-            def whole(x, is_batched):
+            def batched(x, is_batched):
                 return x if is_batched else jnp.broadcast_to(x, (size, *x.shape))
 
-            released = call(jax.tree.map(whole, arguments, in_batched[0]))
+            released = call(jax.tree.map(batched, arguments, in_batched[0]))
             return released, jax.tree.map(lambda _: True, released)
 
         return call(jax.tree.map(jnp.asarray, arguments))
@@ -189,17 +188,19 @@ def installed(patch: Any) -> Replay:
         scores = jax.lax.map(score_fn, jnp.arange(num_chunks, dtype="int32"))
         return replay.handed(kind, scores.ravel(), output, epsilon, width)
 
-    def counted(call, self, sums, sensitivity):
+    def muted(release, *args):
         replay.is_muted = True
-        noisy, stddev = call(self, sums, sensitivity)
+        output = release(*args)
         replay.is_muted = False
+        return output
+
+    def counted(call, self, sums, sensitivity):
+        noisy, stddev = muted(call, self, sums, sensitivity)
         return replay.handed("gaussian", sums, noisy, stddev), stddev
 
     def perturbed(release, *args):
         # The release is the minimiser: its price is that of the objective's noise.
-        replay.is_muted = True
-        output = release(*args)
-        replay.is_muted = False
+        output = muted(release, *args)
         return replay.handed("objective", output, output)
 
     def labelled(passing, key, counts, stddev, threshold):
@@ -212,9 +213,8 @@ def installed(patch: Any) -> Replay:
 
     def correlated(add, strategy, state, value, *, stddev):
         output, following = add(strategy, state, value, stddev=stddev)
-        kept = strategy.matrix().astype("float32")
-        released = replay.handed("correlated", rounded(value), output, stddev, kept)
-        return released, following
+        scales = stddev, strategy.matrix().astype("float32")
+        return replay.handed("correlated", rounded(value), output, *scales), following
 
     def contributed(add, self, values, random_bytes):
         output = add(self, values, random_bytes)
@@ -342,17 +342,15 @@ def _choice(factor: float, one: Release, other: Release) -> float:
     return float(np.sum((epsilon * spans / width) ** 2)) / factor
 
 
-def _peel(factors: tuple[float, float], one: Release, other: Release) -> float:
-    choice_scale, release_stddev = (float(np.max(x)) for x in one.scales)
+def _peel(factor: float, is_laplace: bool, one: Release, other: Release) -> float:
+    choice_scale, scale = (float(np.max(x)) for x in one.scales)
     (vector,), (changed,) = one.value, other.value
     is_chosen = np.asarray(one.output) != 0
     sizes = np.abs(vector) - np.abs(changed)
-    choice = is_chosen.sum() * (np.ptp(sizes) / choice_scale) ** 2 / factors[0]
+    choice = is_chosen.sum() * (np.ptp(sizes) / choice_scale) ** 2 / factor
     moves = (vector - changed)[is_chosen]
-    if factors[1]:  # Laplace noise, by its standard deviation
-        scale = release_stddev / np.sqrt(2)
-        return float(choice + np.sum((moves / scale) ** 2) / 2)
-    return float(choice + np.sum((moves / release_stddev) ** 2) / 2)
+    scale /= np.sqrt(2) if is_laplace else 1.0  # its standard deviation is stated
+    return float(choice + np.sum((moves / scale) ** 2) / 2)
 
 
 def _counts(one: Release, other: Release) -> float:
@@ -372,8 +370,8 @@ _COSTS: dict[str, Callable[[Release, Release], float]] = {
     "spherical": _gaussian,  # (l2 move / scale)^2 / 2, as of any pure release
     "exponential": partial(_choice, 8.0),
     "permute_and_flip": partial(_choice, 2.0),
-    "peeling": partial(_peel, (8.0, 0.0)),
-    "peeling in rounds": partial(_peel, (2.0, 1.0)),
+    "peeling": partial(_peel, 8.0, False),
+    "peeling in rounds": partial(_peel, 2.0, True),
     "labels": _counts,
     "correlated": _unknown,  # summed by `_correlated`
     "smooth": _unknown,

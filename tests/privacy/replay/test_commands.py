@@ -26,10 +26,8 @@ SCHEMA = """\
 columns.x = {center = 0, scale = 1}
 columns.job = {categories = ["cook", "smith"]}
 """
-SQUARED, JOBS = (
-    'target = {column = "y", center = 0, scale = 2}\n',
-    SCHEMA.split("\n", 1)[1],
-)
+SQUARED = 'target = {column = "y", center = 0, scale = 2}\n'
+JOBS = SCHEMA.split("\n", 1)[1]
 SCHEMAS = {
     "squared": SCHEMA + SQUARED,
     "logistic": SCHEMA + 'target = {column = "y", positive = "1.5"}\n',
@@ -69,10 +67,7 @@ class Commands:
 
     def __init__(self, hooks, folder, patch):
         self.hooks, self.folder = hooks, folder
-        self.runs: list = []
-        self.prices: list = []
-        self.stated: list = []
-        self.ticks: list[tuple] = []
+        self.runs, self.prices, self.stated, self.ticks = [], [], [], []
         self.drawn, self.is_reported = 0, False
         patch.chdir(folder)
         patch.setattr(os, "urandom", self.urandom)
@@ -265,11 +260,7 @@ def test_no_half_of_a_line_end_of_utf16_shows(commands):
 @pytest.mark.parametrize("name", OF_UNITS)
 def test_no_person_moves_another(commands, name):
     # The first person has a record less, others, or more than count.
-    lines = plain()
+    lines, many = plain(), [f"0,{i},cook,{-i}" for i in range(9)]
     rest = [line for line in lines if not line.startswith("0,")]
-    others = [
-        lines[1:],
-        [*rest, "0,1e308,zz,-1e308"],
-        [*[f"0,{i},cook,{-i}" for i in range(9)], *rest],
-    ]
+    others = [lines[1:], [*rest, "0,1e308,zz,-1e308"], [*many, *rest]]
     commands.compare(OF_UNITS[name], lines, others, as_csv)

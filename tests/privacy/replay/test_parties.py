@@ -87,23 +87,20 @@ def refuse_interference(hooks, case, owner=0, ends=None, names=tuple(NEIGHBOURS)
             is_cut = ends is not None and k == len(SIZES) - 1
             recorder = Recorder(transport, ends=ends if is_cut else None)
             sent[k] = recorder.sent
-            secure_sum = (Released if is_objective else parties.SecureSum)(
-                recorder,
-                max_colluding=1,
-                max_dropouts=0 if ends is None else 1,
-                identity=source.bytes(32),
-                test_only_random_bytes=entropy,
-            )
+            options = {"max_colluding": 1, "max_dropouts": 0 if ends is None else 1}
+            options |= {"identity": source.bytes(32), "test_only_random_bytes": entropy}
+            make = Released if is_objective else parties.SecureSum
+            secure_sum = make(recorder, **options)
             try:
                 return case(secure_sum, data if k == owner else tables[k])
             except RuntimeError as error:
                 assert is_cut  # it has dropped out, and need not be told
                 return str(error)
 
-        found = parties.run_parties(party_fn, len(SIZES))
-        first = found[0] if is_objective else found[0][0]
+        results = parties.run_parties(party_fn, len(SIZES))
+        first = results[0] if is_objective else results[0][0]
         guarantees.append(first.privacy)
-        return first if is_objective else (found, [sent[k] for k in range(len(SIZES))])
+        return first if is_objective else (results, [*map(sent.get, range(len(SIZES)))])
 
     Released.hooks = hooks
     shown = hooks.record(partial(run, tables[owner]))

@@ -2,7 +2,6 @@
 
 import dataclasses
 import warnings
-from functools import partial
 
 import jax
 import numpy as np
@@ -41,11 +40,9 @@ def refused_of_parties(hooks, why, name, owner=0):
 
 
 def test_values_behind_the_order_of_features(hooks, monkeypatch):
-    def peeling(key, vector, *, selection_scale, release_stddev, **options):
-        scales = {"release_stddev": selection_scale / 10}
-        return mechanisms.peeling(
-            key, vector, selection_scale=selection_scale, **scales, **options
-        )
+    def peeling(*args, **options):
+        options["release_stddev"] = options["selection_scale"] / 10
+        return mechanisms.peeling(*args, **options)
 
     monkeypatch.setattr(_model, "peeling", peeling)
     release = test_solvers.linear(max_features=1)
@@ -76,13 +73,10 @@ def test_too_little_noise(hooks, monkeypatch):
     refused(hooks, test_solvers.descent(), "moves", "opposite", "zeros")
 
 
-correlated = partial(  # anew for each test: a run keeps its program
-    test_solvers.training,
-    noise=mechanisms.BinaryTree(4),
-    estimator=test_solvers.CLIPPING,
-    batching=batching.Full(),
-    optimizer=optax.sgd(0.1),
-)
+def correlated():  # anew for each test: a run keeps its program
+    options = {"noise": mechanisms.BinaryTree(4), "batching": batching.Full()}
+    options |= {"estimator": test_solvers.CLIPPING, "optimizer": optax.sgd(0.1)}
+    return test_solvers.training(**options)
 
 
 def test_correlated_noise_for_one_step_of_four(hooks, monkeypatch):
@@ -111,8 +105,8 @@ def test_a_party_that_replaces_a_record_and_counts_one_added(hooks, monkeypatch)
     sensitivity = estimators.Clipping.sensitivity
 
     def halved(self, *sizes, **how):
-        found = sensitivity(self, *sizes, **how)
-        return found._replace(l2=found.l2 / 2)
+        stated = sensitivity(self, *sizes, **how)
+        return stated._replace(l2=stated.l2 / 2)
 
     monkeypatch.setattr(estimators.Clipping, "sensitivity", halved)
     refused_of_parties(hooks, "moves", "clipped", owner=1)
@@ -153,10 +147,9 @@ def test_labels_in_the_form_of_their_first_record(hooks, monkeypatch, container)
         return label if is_plain and label == label else None
 
     monkeypatch.setattr(_labels, "canonical", first_form)
+    fit = hooks, test_sklearn.labelled, 1_000
     with pytest.raises(AssertionError, match="shows"):
-        test_sklearn.refuse_interference(
-            hooks, test_sklearn.labelled, 1_000, container=container
-        )
+        test_sklearn.refuse_interference(*fit, container=container)
 
 
 def test_places_of_persons_that_others_move(commands, monkeypatch):  # noqa: F811

@@ -68,9 +68,8 @@ def shown_by(model, rows, targets, weights, exposure=None):
     exposed = {} if exposure is None else {"exposure": exposure}
     model.fit(rows, targets, weights, **exposed)
     shown = [vars(model), pickle.dumps(model)]
-    for name in ("predict", "predict_proba", "decision_function"):
-        if hasattr(model, name):
-            shown.append(getattr(model, name)(NEW))
+    names = "predict", "predict_proba", "decision_function"
+    shown += [getattr(model, name)(NEW) for name in names if hasattr(model, name)]
     if getattr(model, "intervals", False) and hasattr(model, "bands"):
         shown += [model.bands()]
     elif getattr(model, "intervals", False):
@@ -163,18 +162,19 @@ def test_labels_show_nothing_of_their_container(hooks, classes, container):
 @pytest.mark.parametrize("kind", KINDS.values())
 def test_scores_show_what_they_release(hooks, kind):
     features, targets = table(kind, 1_000)
-    model, baseline = kind(random_state=0, epsilon=4.0), DPMeanRegressor(random_state=0)
-    model.fit(features, targets), baseline.fit(features, targets)
-    first = NUMBERS | (LABELS if is_classifier(model) else {})
+    model = kind(random_state=0, epsilon=4.0).fit(features, targets)
+    is_labelled = is_classifier(model)
+    baseline = DPMeanRegressor(random_state=0).fit(features, targets)
+    options = {"baseline": model if is_labelled else baseline, "random_state": 1}
+    first = NUMBERS | (LABELS if is_labelled else {})
 
     def run(cells=None, target=None):
         rows, column = features.copy(), list(targets)
         if target is not None or cells is not None:
             rows[0] = rows[0] if cells is None else cells
             column[0] = target
-        column = as_read(column, "array") if is_classifier(model) else column
-        beside = model if is_classifier(model) else baseline
-        return score_privately(model, rows, column, baseline=beside, random_state=1)
+        column = as_read(column, "array") if is_labelled else column
+        return score_privately(model, rows, column, **options)
 
     shown, price = hooks.record(run), _replay.charged(run()[1])
     for cells, target, _ in first.values():

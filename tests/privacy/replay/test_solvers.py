@@ -76,9 +76,9 @@ def descent(estimator=CLIPPING, **options):
         TICKS.clear()
         given = {"epsilon": 1.0 + i, "delta": 1e-5, "learning_rate": 0.1, "key": key}
         given |= {"execution": solvers.Execution(callback=tick), "num_steps": 4}
-        problem = losses.squared, jnp.zeros(D), data
+        given |= {"estimator": estimator} | options
         solution = solvers.dp_gradient_descent(
-            *problem, estimator=estimator, **given, **options
+            losses.squared, jnp.zeros(D), data, **given
         )
         jax.effects_barrier()
         solution.stats["ticks"] = list(TICKS)
@@ -92,9 +92,9 @@ def description(data, key, i, **options):
     frame = {"x": features[:, 0], "y": targets, "by": features[:, 1] > 0}
     schema = {"x": Numeric(0, 2, limit=1), "y": None, "by": Categorical(("true",))}
     budget = {"epsilon": 1.0 + i, "delta": 1e-5}
-    found = dpjax.describe(frame, schema, key=key, by="by", **budget, **options)
-    shown = found.rows, found.edges, found.to_json(), found.to_html()
-    return solvers.Solution(shown, found.privacy, {})
+    one = dpjax.describe(frame, schema, key=key, by="by", **budget, **options)
+    shown = one.rows, one.edges, one.to_json(), one.to_html()
+    return solvers.Solution(shown, one.privacy, {})
 
 
 def training(**options):
@@ -148,10 +148,8 @@ OPTIONS = {
     ),
     **{
         f"training, {type(x).__name__}": training(
-            noise=x,
-            estimator=estimators.MedianOfMeans(CLIPPING, 3),
-            batching=batching.Full(),
-            optimizer=optax.sgd(0.1, momentum=0.5),
+            **{"noise": x, "estimator": estimators.MedianOfMeans(CLIPPING, 3)},
+            **{"batching": batching.Full(), "optimizer": optax.sgd(0.1, momentum=0.5)},
         )
         for x in (
             mechanisms.BandedToeplitz.square_root(4, 3),
@@ -261,3 +259,81 @@ def test_solvers_of_any_size_show_what_they_release(hooks, name, num_samples):
 def test_a_record_of_weight_zero_moves_no_release(hooks, options):
     release = linear(weights=True, weight=0.0, **options)
     refuse_interference(hooks, release, 20, most=1e-30)  # programs of `CASES`
+
+
+# Every loss x every solver that takes it, on targets beyond the loss's range.
+NUM, WIDTH = 24, 3
+KNOWN = {
+    "squared": losses.squared,
+    "logistic": losses.logistic,
+    "smoothed hinge": losses.MarginLoss.smoothed_hinge(),
+    "huber": losses.huber(1.0),
+    "huber in scales": "huber",
+    "poisson": losses.poisson(4.0),
+    "gamma": losses.gamma(min_mean=0.2, max_target=6.0),
+    "tweedie": losses.tweedie(1.5, min_mean=0.2, max_mean=3.0, max_target=6.0),
+    "log link": losses.log_link(2.0),
+    "softmax": losses.softmax(3),
+}
+# Of one prediction, smooth and convex.
+ONE_PASS = [name for name in KNOWN if name not in ("huber in scales", "softmax")]
+CLIPPED = ["squared", "gamma"]  # gradients of the loss's value, whatever it is
+ODD = np.array([0.0, -1.0, -1e-3, -1e3, -1e308, 1e3, 1e308, np.nan, np.inf, -np.inf])
+
+
+def odd_table(num_samples, first):
+    """Records of which most have a target, or a feature, beyond what is declared."""
+    rng = np.random.default_rng(3)
+    features = rng.standard_normal((num_samples, WIDTH))
+    features[1::7] *= rng.choice([0.0, 1e30, np.inf], (len(features[1::7]), 1))
+    targets = rng.choice(ODD, num_samples)
+    targets[: num_samples // 2] = -1.0  # a row of steps along the same line
+    features[: num_samples // 2] = 0.5
+    features[0], targets[0] = first
+    return features, targets
+
+
+SCO = {"epsilon": 9.0, "delta": 1e-5, "moment_bound": 9.0, "diameter": 4.0}
+STEPS = {"learning_rate": 0.1, "num_steps": 3, "estimator": CLIPPING}
+BUDGET = {"epsilon": 1.0, "delta": 1e-5}
+CURVES = {"smooth": (1,), "intercept": 0, "epsilon": 9_000.0, "delta": 1e-5}
+
+
+def of_start(solve, **options):
+    start = np.zeros(WIDTH, np.float32)
+    return lambda loss, data, key: solve(loss, start, data, key=key, **options)
+
+
+def of_columns(solve, **options):
+    return lambda loss, data, key: solve(loss, data, key=key, **options)
+
+
+# How many records a solver takes here, and the losses that it takes.
+SOLVERS = {
+    "one pass": (of_start(solvers.dp_one_pass_sco, **SCO), 1_000, ONE_PASS),
+    "descent": (of_start(solvers.dp_gradient_descent, **STEPS, **BUDGET), NUM, CLIPPED),
+    "localized": (
+        of_start(solvers.dp_localized_sco, **SCO, smoothness=1.0, num_steps=3),
+        *(1_000, CLIPPED),
+    ),
+    "linear": (of_columns(solvers.dp_linear_model, intercept=0, **BUDGET), NUM, KNOWN),
+    "additive": (of_columns(solvers.dp_additive_model, **CURVES), NUM, KNOWN),
+}
+OF_LOSSES = [(name, solver) for solver in SOLVERS for name in SOLVERS[solver][-1]]
+
+
+@pytest.mark.quick(12)
+@pytest.mark.parametrize(("name", "solver"), OF_LOSSES)
+def test_what_a_record_moves_is_charged(hooks, name, solver):
+    loss, (solve, num_samples, _) = KNOWN[name], SOLVERS[solver]
+    solutions = []
+
+    def run(first):
+        data = odd_table(num_samples, first)
+        solutions.append(solve(loss, data, jax.random.key(7)))
+        return solutions[-1]
+
+    others = (-0.5, 1e6), (np.nan, -1.0), (0.5, np.nan), (1e308, -np.inf)
+    (kind, *_), _ = hooks.compare(run, (0.5, -1e6), others)
+    assert kind == "Solution"
+    assert _replay.charged(solutions[0].privacy) is not None

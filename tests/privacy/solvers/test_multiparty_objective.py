@@ -36,15 +36,14 @@ def fit(transport, features, labels, secure_sum=None, **changes):
     )
 
 
-def solve(data, *, known=False, max_colluding=0, **setting):
+def solve(data, *, known=False, max_colluding=0):
     def party_fn(transport):
         recorder = Recorder(transport)
         source = np.random.default_rng(7 + transport.party).bytes if known else None
-        secure_sum = SecureSum(
-            recorder, max_colluding=max_colluding, test_only_random_bytes=source
-        )
+        options = {"max_colluding": max_colluding, "test_only_random_bytes": source}
+        sums = SecureSum(recorder, **options)
         own = data[transport.party]
-        return fit(transport, *own, secure_sum=secure_sum, **setting), recorder.heard
+        return fit(transport, *own, secure_sum=sums), recorder.heard
 
     solutions, heard = zip(*run_parties(party_fn, len(data)), strict=True)
     return solutions, heard[-1]
@@ -70,7 +69,7 @@ def test_released_is_the_minimiser_for_the_noise_that_was_drawn(max_colluding):
     stats = solutions[0].stats
     share = stats["stddev"] / np.sqrt(3 - max_colluding)
     eta = sum(drawn_noise(seed, 3, share) for seed in (7, 8, 9))
-    rows = unit_rows(*(np.concatenate(x) for x in zip(*DATA, strict=True)))
+    rows = unit_rows(*map(np.concatenate, zip(*DATA, strict=True)))
     convexity = 501 * stats["regularization"]
 
     def gradient(w):
@@ -106,14 +105,11 @@ def test_the_minimiser_carries_the_noise_that_was_calibrated(max_colluding):
     stddev = stats["stddev"] * np.sqrt(2 / (2 - max_colluding))
     assert scipy.stats.kstest(noise / stddev, "norm").pvalue > FALSE_ALARM
 
-    def pvalue(stddev):
-        squares = scipy.stats.chi2(noise.size)
-        total = np.sum((noise / stddev) ** 2)
-        return 2 * min(squares.cdf(total), squares.sf(total))  # two-sided
-
-    assert pvalue(stddev) > FALSE_ALARM
-    assert pvalue(stddev * 2 / 3) < FALSE_ALARM
-    assert pvalue(stddev * 3 / 2) < FALSE_ALARM
+    squares = scipy.stats.chi2(noise.size)
+    for factor in (1, 2 / 3, 3 / 2):
+        total = np.sum((noise / stddev / factor) ** 2)
+        pvalue = 2 * min(squares.cdf(total), squares.sf(total))  # two-sided
+        assert (pvalue > FALSE_ALARM) == (factor == 1)
 
 
 def test_the_transcript_is_not_private():
@@ -122,12 +118,12 @@ def test_the_transcript_is_not_private():
     features, labels = records(40, 1)
     changed = features.copy()
     changed[3] = [-0.9, 0.1, 0.2]
+    pairs = [[first, (x, labels)] for x in (features, changed)]
     candidates = [
-        unit_rows(np.concatenate([first[0], x]), np.concatenate([first[1], labels]))
-        for x in (features, changed)
+        unit_rows(*map(np.concatenate, zip(*pair, strict=True))) for pair in pairs
     ]
-    for truth, x in enumerate((features, changed)):
-        _, heard = solve([first, (x, labels)])
+    for truth, pair in enumerate(pairs):
+        _, heard = solve(pair)
         # The aggregator's nine points, and the sums of gradients at them.
         points, totals = [], []
         for messages in heard:

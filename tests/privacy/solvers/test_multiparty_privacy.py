@@ -7,13 +7,8 @@ import scipy.stats
 from dpjax.parties import run_parties
 from dpjax.solvers import Execution
 from tests.parties import FALSE_ALARM, Recorder, records
-from tests.unit.solvers.test_multiparty import (
-    SETTING,
-    descend,
-    mean_grad,
-    noise_of,
-    solve,
-)
+from tests.unit.solvers import test_multiparty
+from tests.unit.solvers.test_multiparty import SETTING, mean_grad, noise_of, solve
 
 
 def released_sums(heard, grid, num_params):
@@ -71,31 +66,28 @@ def test_the_papers_transcript_tells_neighbours_apart():
 def test_our_transcript_does_not_tell_neighbours_apart():
     first, seconds = neighbours()
     candidates = [pooled(first, second) for second in seconds]
-    epsilon, num_trials, num_steps = 0.2, 40, 3
-    noise = noise_of((20, 20), num_shares=1, epsilon=epsilon, num_steps=num_steps)
-    right = 0
+    epsilon, num_trials, right = 0.2, 40, 0
+    setting = {"epsilon": epsilon, "num_steps": 3}
+    noise = noise_of((20, 20), num_shares=1, **setting)
     for trial in range(num_trials):
         truth, iterates = trial % 2, [jnp.zeros(3)]
-        show = Execution(
-            callback=lambda step, params, iterates=iterates: iterates.append(params)
-        )
+        show = Execution(callback=lambda step, x, iterates=iterates: iterates.append(x))
         parts = (first, show), (seconds[truth], Execution())
 
         def party_fn(transport, parts=parts):
             recorder, (own, how) = Recorder(transport), parts[transport.party]
-            descend(recorder, own, execution=how, epsilon=epsilon, num_steps=num_steps)
+            test_multiparty.descend(recorder, own, execution=how, **setting)
             return recorder.heard
 
         heard = run_parties(party_fn, 2)[0]
         sums = released_sums(heard, noise.grid, 3)
-        assert len(sums) == num_steps
+        assert len(sums) == 3
         right += attack(sums, iterates[:-1], candidates) == truth
     # No test is right more often than this, under (epsilon, delta)-DP. One-sided,
     # false alarm 1e-6; the attack on the paper's transcript is always right.
     most = np.exp(epsilon) / (1 + np.exp(epsilon)) + SETTING["delta"]
     limit = scipy.stats.binom.isf(FALSE_ALARM, num_trials, most)
-    assert limit < num_trials
-    assert right <= limit
+    assert right <= limit < num_trials
 
 
 def test_the_sums_carry_the_noise_that_was_calibrated():

@@ -67,9 +67,8 @@ def objective(loss):
         data = jnp.zeros((20, 3)), jnp.ones(20)
         solution = solvers.dp_objective_perturbation(*data, **options)
         stats = solution.stats
-        convexity = 20 * stats["regularization"]
-        stddev = jnp.hypot(stats["stddev"] / convexity, stats["output_stddev"])
-        return solution.params / stddev
+        stddev = stats["stddev"] / (20 * stats["regularization"])
+        return solution.params / jnp.hypot(stddev, stats["output_stddev"])
 
     return release
 
@@ -170,10 +169,10 @@ def test_certificate_holds(name, loss, epsilon, regularization):
     solution = solve(features, labels, **options)
     assert np.isfinite(np.asarray(solution.params)).all()
     stats = solution.stats
-    convexity = len(features) * stats["regularization"]
     eta = stats["stddev"] * RNG.normal(size=features.shape[1])
+    setting = loss, len(features) * stats["regularization"], eta
     rows, params, _ = computed_minimizer(
-        features, labels, loss, convexity, eta, stats["gradient_norm"]
+        features, labels, *setting, stats["gradient_norm"]
     )
-    gradient = exact_gradient(rows, params, loss, convexity, eta)
+    gradient = exact_gradient(rows, params, *setting)
     assert np.linalg.norm(gradient) <= stats["gradient_norm"]

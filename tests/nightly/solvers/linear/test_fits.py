@@ -20,12 +20,9 @@ def with_intervals(loss="squared", data=None, **changes):
 def test_a_constant_alone_has_its_offsets():
     rng = np.random.default_rng(0)
     exposures = rng.uniform(0.2, 1.0, NUM)
-    solution = solve(
-        losses.poisson(10.0),
-        data=(np.ones((NUM, 1)), rng.poisson(2 * exposures)),
-        intercept=0,
-        offsets=np.log(exposures),
-    )
+    data = np.ones((NUM, 1)), rng.poisson(2 * exposures)
+    options = {"intercept": 0, "offsets": np.log(exposures)}
+    solution = solve(losses.poisson(10.0), data, **options)
     np.testing.assert_allclose(solution.params, [math.log(2)], atol=0.2)
 
 
@@ -35,11 +32,9 @@ def test_long_rows_of_no_use_cost_little():
     features = np.c_[rng.normal(0.7, 0.5, size=(20_000, 150)), np.ones(20_000)]
     labels = np.where(rng.random(20_000) < 0.2, 1.0, -1.0)
     options = {"epsilon": 0.1, "intercept": 150}
-    params = [
-        solve("logistic", (features, labels), key=key, **options).params
-        for key in jax.random.split(jax.random.key(0), 4)
-    ]
-    margins = labels[:, None] * (features @ np.transpose(params))
+    keys = jax.random.split(jax.random.key(0), 4)
+    solutions = [solve("logistic", (features, labels), key=k, **options) for k in keys]
+    margins = labels[:, None] * (features @ np.transpose([x.params for x in solutions]))
     assert np.mean(np.logaddexp(0, -margins)) < 0.55
 
 
@@ -60,9 +55,8 @@ def test_the_huber_loss_of_a_constant_alone_and_of_offsets():
     _, _, noise = table()
     noise[:200] = 1e9
     offsets = np.where(np.arange(NUM) % 3 == 0, -1e4, 1.0)
-    solution = solve(
-        "huber", (np.ones((NUM, 1)), 7 + noise + offsets), intercept=0, offsets=offsets
-    )
+    data = np.ones((NUM, 1)), 7 + noise + offsets
+    solution = solve("huber", data, intercept=0, offsets=offsets)
     np.testing.assert_allclose(solution.params, [7], atol=0.3)
     # Half of the records have weight zero: scales are those of the others.
     weights = np.arange(NUM) % 2
@@ -72,7 +66,7 @@ def test_the_huber_loss_of_a_constant_alone_and_of_offsets():
     np.testing.assert_allclose(solution.params, TRUE, atol=0.4)
 
 
-def test_several_classes():
+def test_a_model_of_three_classes_finds_their_labels():
     features, means, _ = table()
     scores = np.c_[means, -means, np.zeros(NUM)]
     labels = scores.argmax(axis=1)
@@ -82,21 +76,20 @@ def test_several_classes():
 
 
 @pytest.mark.parametrize("most", [1.0, 0.1])
-def test_counts_with_exposures(most):
+def test_the_constant_of_counts_is_the_rate_of_a_unit_of_exposure(most):
     rng = np.random.default_rng(0)
     features = np.c_[rng.uniform(-1, 1, (5 * NUM, 2)), np.ones(5 * NUM)]
     exposures = most * rng.uniform(0.05, 1.0, 5 * NUM)
     counts = rng.poisson(exposures * np.exp(features @ [0.8, -0.5, 0.3]))
     options = {"intercept": 2, "offsets": np.log(exposures)}
     solution = solve(losses.poisson(10.0), data=(features, counts), **options)
-    # The constant is that of a unit of exposure, not the mean count.
     rate = np.sum(counts) / np.sum(exposures)
     np.testing.assert_allclose(solution.stats["constant"], np.log(rate), atol=0.3)
     np.testing.assert_allclose(solution.params, [0.8, -0.5, 0.3], atol=0.2)
 
 
 @pytest.mark.parametrize("intercept", [None, 0])
-def test_few_of_many_features(intercept):
+def test_the_chosen_features_are_those_with_weights(intercept):
     rng = np.random.default_rng(0)
     features = rng.standard_t(5, (5_000, 300))
     features[:, 0] = 1
@@ -181,13 +174,10 @@ def test_errors_are_infinite_or_positive_whatever_the_values(name, loss):
 
 @pytest.mark.parametrize("intercept", [3, None])
 def test_directions_that_the_noise_hides_have_no_interval(intercept):
-    features, _, noise = table(num=20_000)
+    columns, _, noise = table(num=20_000)
     # Two columns that are the same, one of numbers that are none, and one of use.
-    same, other, ones = features[:, :1], features[:, 1:2], features[:, 3:]
-    nothing = np.full_like(same, np.nan)
-    features = np.hstack([same, same, other, ones, nothing])
-    targets = 2 * other[:, 0] + same[:, 0] + 1 + noise
-    data = features, targets
+    features = np.c_[columns[:, [0, 0, 1, 3]], np.full(20_000, np.nan, np.float32)]
+    data = features, 2 * columns[:, 1] + columns[:, 0] + 1 + noise
     solution = with_intervals(data=data, intercept=intercept, epsilon=3.0)
     is_hidden = np.isinf(solution.standard_errors)
     assert is_hidden.tolist() == [True, True, False, False, True]
