@@ -234,7 +234,7 @@ OTHER = "RUN must be what dpjax train or describe has written, got 'linear/repor
         (["none"], None, BOTH),
         (["linear"], lambda: os.remove("linear/model.npz"), "linear/model.npz"),
         (["linear"], lambda: Path("linear/description.json").write_text("{}"), BOTH),
-        (["linear"], lambda: changed(data="b.csv"), f"{OTHER}.json': ValueError, it"),
+        (["linear"], lambda: changed(data="b.csv"), f"{OTHER}.json': ValueError, r"),
         (["linear"], lambda: changed(stats=3), OTHER),
         (["linear"], lambda: changed(evaluation={"measures": []}), OTHER),
         (["linear", "--ledger", "linear/report.json"], None, "--ledger must be a f"),

@@ -70,9 +70,9 @@ def test_a_start_at_hand_is_checked_where_the_key_is_traced():
         (jnp.zeros(3), Simplex(1.0)),
     ):
         name = type(constraint).__name__
-        with pytest.raises(ValueError, match=f"params must be in {name}"):
+        with pytest.raises(ValueError, match=f"params must be a point of {name}"):
             solve(params=start, constraint=constraint)
-    with pytest.raises(ValueError, match="params must be in L1Ball"):
+    with pytest.raises(ValueError, match="params must be a point of L1Ball"):
         run(jnp.full(3, 0.5))
 
 

@@ -81,7 +81,7 @@ def test_half_precision_is_summed_in_float32():
 
 
 def test_params_hold_as_many_entries_as_are_kept():
-    with pytest.raises(ValueError, match="sparsity must be at most the 1 entries"):
+    with pytest.raises(ValueError, match="sparsity must be at most the number"):
         peel().init(jnp.zeros(1))
 
 
