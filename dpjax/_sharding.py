@@ -221,9 +221,8 @@ def check_key_of_rows(key: jax.Array, rows: PyTree) -> None:
     Otherwise each device would release a mean of its own rows, with the same noise.
     """
     _validate.typed_key(key)
-    axes = manual_axes_of(
-        [x for x in jax.tree.leaves(rows) if isinstance(x, jax.Array)]
-    )
+    given = [x for x in jax.tree.leaves(rows) if isinstance(x, jax.Array)]
+    axes = manual_axes_of(given)
     rule = (
         f"one for each device where rows may be sharded over the mesh axes {axes}; or "
         "give these as axis_name, () if every device has all rows, and call solvers "
@@ -373,10 +372,8 @@ def digests(values: Mapping[str, PyTree], devices: Devices) -> dict[str, str]:
     for name, own in zip(by_name, rows[:, :, 0].transpose(1, 0, 2), strict=True):
         differ = (own != own[0]).any(axis=1)
         unlike = [i for i, x in zip(processes_of(devices), differ, strict=True) if x]
-        rule = "the same in all processes"
-        _validate.require(
-            not unlike, name, f"others in processes {unlike} than in the first", rule
-        )
+        given = f"others in processes {unlike} than in the first"
+        _validate.require(not unlike, name, given, "the same in all processes")
     return {
         name: _digest([own, *(part[i, 1].tobytes() for part in rows)]).hex()
         for i, (name, (own, _)) in enumerate(by_name.items())

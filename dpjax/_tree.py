@@ -67,16 +67,14 @@ class Static:
         return x.value if isinstance(x, Static) else x
 
 
-def arrays(tree: PyTree) -> PyTree:
+def arrays(tree: PyTree, name: str = "data", rule: str = "numbers") -> PyTree:
     """Returns a tree with NumPy arrays copied to JAX, so that no owner changes them."""
 
-    def array(x: Any) -> Any:
-        if not isinstance(x, np.ndarray):
-            return x
-        # Copy it, so that its owner cannot change it. jnp.asarray would compile.
-        return jax.device_put(narrowed(x, copy=True))
+    def array(x: Any) -> Any:  # jnp.asarray would compile
+        is_numpy = isinstance(x, np.ndarray)
+        return jax.device_put(narrowed(x, copy=True)) if is_numpy else x
 
-    return jax.tree.map(array, tree)
+    return jax.tree.map(array, _validate.numbers(tree, name, rule))
 
 
 def narrowed(array: np.ndarray, *, copy: bool | None = None) -> np.ndarray:
@@ -100,11 +98,12 @@ def narrowed(array: np.ndarray, *, copy: bool | None = None) -> np.ndarray:
 
 def linear_data(features: Any, targets: Any) -> tuple[jax.Array, jax.Array]:
     """Returns checked features (n, d) and targets (n,) in one float dtype, for fits."""
+    named = ("features", features), ("targets", targets)
     x, y = (
         arrays(x.astype(np.float32) if x.dtype.kind in "iu" else x)
         if isinstance(x, np.ndarray)
         else jnp.asarray(x)
-        for x in (features, targets)
+        for x in (_validate.numbers(values, name) for name, values in named)
     )
     for name, array, ndim in (("features", x, 2), ("targets", y, 1)):
         is_real = array.size > 0 and not jnp.iscomplexobj(array)
@@ -237,9 +236,8 @@ def broadcast(prefix: PyTree, tree: PyTree, name: str) -> PyTree:
         return jax.tree.broadcast(prefix, tree)
     except ValueError:
         given, wanted = jax.tree.structure(prefix), jax.tree.structure(tree)
-    raise ValueError(
-        f"{name} must be one leaf, or a pytree prefix of {wanted}, got {given}."
-    )
+    rule = f"one leaf, or a pytree prefix of {wanted}"
+    raise ValueError(f"{name} must be {rule}, got {given}.")
 
 
 def clip(tree: PyTree, limit: Scalar) -> PyTree:

@@ -132,6 +132,22 @@ def real(**trees: Any) -> None:
             require(not jax.numpy.iscomplexobj(x), place, dtype, rule)
 
 
+def numbers(tree: Any, name: str, rule: str = "numbers") -> Any:
+    """Returns a tree with Series and the like as NumPy arrays; no error has a cell."""
+    import jax
+
+    def array(x: Any) -> Any:
+        if isinstance(x, jax.Array | jax.ShapeDtypeStruct | int | float | complex):
+            return x
+        x = np.asanyarray(x)
+        if x.dtype == np.bool_ or jax.numpy.issubdtype(x.dtype, jax.numpy.number):
+            return x
+        kind = x.dtype.type.__name__.rstrip("_")  # it has no length of texts
+        raise ValueError(f"{name} must be {rule}, got {kind}{list(x.shape)}.")
+
+    return jax.tree.map(array, tree)
+
+
 def leading_size(tree: Any, name: str) -> int:
     """Returns n, which all leaves (n, ...) must share; errors call the tree `name`."""
     import jax

@@ -101,7 +101,8 @@ class SampleStream(np.lib.mixins.NDArrayOperatorsMixin):
         """
         leaves = jax.tree.leaves(samples)
         is_stream = len(leaves) == 1 and isinstance(leaves[0], cls)
-        stream = leaves[0] if is_stream else cls(_themselves, (), samples)
+        rows = samples if is_stream else _validate.numbers(samples, "samples")
+        stream = leaves[0] if is_stream else cls(_themselves, (), rows)
         if is_padding_example is not None:
             rule = "None for a stream of samples that has a mask already"
             is_fine = stream.is_padding_example is None

@@ -100,9 +100,8 @@ def one_run(
     try:
         from jax_privacy import auditing
     except ImportError as why:
-        raise ImportError(
-            'one_run needs jax_privacy: install with pip install "dpjax[audit]".'
-        ) from why
+        command = 'pip install "dpjax[audit]"'
+        raise ImportError(f"one_run needs jax_privacy: {command}.") from why
     _validate.typed_key(key)
     _validate.delta(delta)
     _validate.probability(confidence=confidence)

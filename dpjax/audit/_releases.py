@@ -75,7 +75,8 @@ def _sortable(x: np.ndarray) -> np.ndarray:
 
 def as_pair(data: PyTree, neighbor: PyTree) -> tuple[PyTree, PyTree]:
     """Returns an audit's two data sets as arrays; raises if shapes or dtypes differ."""
-    data, neighbor = (jax.tree.map(jnp.asarray, tree) for tree in (data, neighbor))
+    pair = _validate.numbers(data, "data"), _validate.numbers(neighbor, "neighbor")
+    data, neighbor = jax.tree.map(jnp.asarray, pair)
 
     def kind(tree: PyTree) -> PyTree:
         return jax.tree.map(lambda x: f"{x.dtype}{list(x.shape)}", tree)

@@ -129,9 +129,8 @@ class Batching(abc.ABC):
         Raises:
             ValueError: If the state was made for another batching or another n.
         """
-        batch, is_padding_example, following = self.draw_within(
-            state, data, axis_name=axis_name
-        )
+        drawn = self.draw_within(state, data, axis_name=axis_name)
+        batch, is_padding_example, following = drawn
         if is_padding_example is None:
             is_over, axes = state.step >= state.num_steps, row_axes(data, axis_name)
             is_padding_example = _mask(is_over, batch, axes)
@@ -170,6 +169,7 @@ class Batching(abc.ABC):
 
     def _check(self, state: BatchState, data: PyTree, axes: tuple[str, ...]) -> None:
         """Raises `ValueError` unless `state` is of this batching and record count."""
+        data = _validate.numbers(data, "data")
         num_samples = _validate.leading_size(data, "data") * num_shares(axes)
         rule = f"one that the method init of {self} returned"
         is_fine = isinstance(state, BatchState) and state.batching == self

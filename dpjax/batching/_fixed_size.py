@@ -127,9 +127,8 @@ class ShuffledEpochs(Batching):
         epoch, place = jnp.divmod(state.step, self._steps_of_epoch(num_samples))
         epoch_key = jax.random.fold_in(state.run_key, epoch)
         order = jax.random.permutation(epoch_key, num_samples)
-        return jax.lax.dynamic_slice_in_dim(
-            order, place * self.batch_size, self.batch_size
-        )
+        size = self.batch_size
+        return jax.lax.dynamic_slice_in_dim(order, place * size, size)
 
     def divisor(self, num_samples, num_steps):
         """See `Batching.divisor`: the batch size."""

@@ -102,9 +102,8 @@ def deviations(num_samples, num_coordinates, num_steps, epsilon, delta, failure_
     n and T releases share (epsilon, delta); kappa is exact for the Gaussian mechanism.
     """
     _validate.positive(epsilon=epsilon)
-    _validate.count(
-        num_samples=num_samples, num_coordinates=num_coordinates, num_steps=num_steps
-    )
+    _validate.count(num_samples=num_samples, num_coordinates=num_coordinates)
+    _validate.count(num_steps=num_steps)
     _validate.probability(delta=delta, failure_prob=failure_prob)
     log_failure = math.log(2 * num_coordinates * num_steps / failure_prob)
     with np.errstate(divide="ignore"):  # log(0) at large epsilon

@@ -136,6 +136,7 @@ def check_model(
         >>> print(check.problems[0][:60])
         params['n'] has no gradient, because the loss has no derivat
     """
+    batch = _validate.numbers(batch, "batch")
     num_rows = _validate.leading_size(batch, "batch")
     named, structure = jax.tree_util.tree_flatten_with_path(params)
     arrays = {i: x for i, (_, x) in enumerate(named) if is_array(x)}
@@ -143,9 +144,8 @@ def check_model(
 
     def loss(arrays: dict[int, Any], example: PyTree) -> Any:
         leaves = [arrays.get(i, x) for i, (_, x) in enumerate(named)]
-        result = loss_of_users(loss_fn, has_aux=has_aux)(
-            structure.unflatten(leaves), example
-        )
+        loss_of = loss_of_users(loss_fn, has_aux=has_aux)
+        result = loss_of(structure.unflatten(leaves), example)
         return result[0] if has_aux else result
 
     # Collect problems; a loss that cannot be traced or differentiated is one of them.

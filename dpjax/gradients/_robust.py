@@ -66,6 +66,7 @@ def per_sample_grad(
         return (), jax.vmap(grad, in_axes=(None, 0))(params, batch)
 
     def grad_fn(params: PyTree, batch: PyTree) -> Any:
+        batch = _validate.numbers(batch, "batch")
         _validate.leading_size(batch, "batch")
         no_running_statistics(params)
         return by_device(on_device, row_axes(batch, None), params, batch)[1]
@@ -129,9 +130,9 @@ def streamed_grad(
         params = varying_with(params, batch)  # loss_fn may itself compute gradients
         loss_of = partial(loss_of_users(loss_fn, has_aux=has_aux), params)
         if microbatch_size is None:
-            results = jax.vmap(loss_of)(batch)
+            results = jax.vmap(loss_of)(stream.rows)
         else:
-            results = jax.lax.map(loss_of, batch, batch_size=microbatch_size)
+            results = jax.lax.map(loss_of, stream.rows, batch_size=microbatch_size)
         values, aux = results if has_aux else (results, ())
         beside = (values,) * return_values + (aux,) * has_aux
         return stream, beside if len(beside) == 2 else beside[0]
@@ -244,6 +245,7 @@ def _stream_of_grads(
 
     The stream's aux are {"values": losses, "aux": aux}, with () for each not wanted.
     """
+    batch = _validate.numbers(batch, "batch")
     num_rows = _validate.leading_size(batch, "batch")
     trainable(params)
     warn_of_rows(loss_fn, params, batch, num_rows, has_aux=has_aux)

@@ -99,6 +99,7 @@ def by_user(
     """
     _validate.choice(UserGradient, user_gradient=user_gradient)
     _validate.count(num_users=num_users, records_per_user=records_per_user)
+    records = _validate.numbers(records, "records")
     axes = manual_axes_of(records)
     rule = "those of all devices: call by_user before jax.shard_map, which shards users"
     _validate.require(not axes, "records", f"shards over the mesh axes {axes}", rule)
@@ -164,7 +165,7 @@ def within_range(user_ids: Any, num_users: int) -> jax.Array:
     """
     if isinstance(user_ids, jax.Array):
         return user_ids
-    ids = np.asarray(user_ids)
+    ids = _validate.numbers(np.asarray(user_ids), "user_ids", "integers")
     if np.issubdtype(ids.dtype, np.integer):
         is_user = (ids >= 0) & (ids < num_users)
         ids = np.where(is_user, np.where(is_user, ids, 0).astype(np.int32), -1)

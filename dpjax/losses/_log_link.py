@@ -154,9 +154,8 @@ class LogLink(LinearLoss):
 
     def __post_init__(self) -> None:
         """Checks the fields, and sets the bounds of derivative and curvature."""
-        _validate.positive(
-            min_mean=self.min_mean, max_target=self.max_target, max_mean=self.max_mean
-        )
+        _validate.positive(min_mean=self.min_mean, max_target=self.max_target)
+        _validate.positive(max_mean=self.max_mean)
         low, high, y, p = self.min_mean, self.max_mean, self.max_target, self.power
         _validate.require(low <= high, "min_mean", low, f"at most max_mean = {high}")
         # The derivative increases in eta and decreases in y: the ends bound it.

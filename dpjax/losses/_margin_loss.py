@@ -61,9 +61,8 @@ class MarginLoss(LinearLoss):
             function = getattr(self, name)
             is_fine = callable(function) or (name == "value_fn" and function is None)
             _validate.require(is_fine, name, function, "callable")
-        _validate.positive(
-            derivative_bound=self.derivative_bound, curvature_bound=self.curvature_bound
-        )
+        _validate.positive(derivative_bound=self.derivative_bound)
+        _validate.positive(curvature_bound=self.curvature_bound)
 
     @classmethod
     def logistic(cls) -> "MarginLoss":

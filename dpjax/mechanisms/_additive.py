@@ -56,7 +56,7 @@ def gaussian(key: Key, value: PyTree, *, stddev: Scalar) -> PyTree:
         Balle, Wang (2018), "Improving the Gaussian mechanism".
     """
     _validate.non_negative(stddev=stddev)
-    check(key, value)
+    value = check(key, value)
     return _noisy(_samplers.normal, key, value, stddev)
 
 
@@ -120,7 +120,7 @@ def laplace(
     """
     _validate.non_negative(scale=scale)
     _validate.choice(LaplaceNorm, norm=norm)
-    check(key, value)
+    value = check(key, value)
     if norm == "l1":
         return _noisy(_samplers.laplace, key, value, scale)
     rule = "one array, not sharded, if norm is l2 (the norm of all entries)"
@@ -130,14 +130,16 @@ def laplace(
     return _noisy(_samplers.spherical_laplace, key, value, scale)
 
 
-def check(key: Key, value: PyTree) -> None:
-    """Requires a value of floats, and a typed key that varies over the same axes."""
+def check(key: Key, value: PyTree) -> PyTree:
+    """Returns a value of floats; requires a typed key that varies over its axes."""
     _validate.typed_key(key)
+    value = _validate.numbers(value, "value")
     check_key_varies_as(value, key)
     for leaf in jax.tree.leaves(value):
         dtype = jnp.result_type(leaf)
         is_float = jnp.issubdtype(dtype, jnp.floating)
         _validate.require(is_float, "value", dtype, "floating point in every leaf")
+    return value
 
 
 def as_float32(value: PyTree) -> PyTree:
@@ -151,7 +153,6 @@ def as_float32(value: PyTree) -> PyTree:
 def _noisy(sampler, key: Key, value: PyTree, scale: Scalar) -> PyTree:
     """Adds noise to each leaf of value: `scale`, rounded up, times sampler's draws."""
     # `sampler(key, shape, dtype, sharding)`, of `gaussian` or `laplace`, has scale 1.
-    value = jax.tree.map(jnp.asarray, value)
     is_unrounded = isinstance(value, Unrounded)
     wide = as_float32(value.high if is_unrounded else value)
     noise = _samplers.like(sampler, key, wide)
@@ -262,7 +263,7 @@ def _arsinh_normal(key, sigma, *kind):
 
 
 def _add_smooth(sampler, key, value, scale, sigma):
-    check(key, value)
+    value = check(key, value)
     _validate.within(_LEAST_SIGMA, _LARGEST_SIGMA, sigma=sigma)
     for leaf in jax.tree.leaves(scale):
         if isinstance(leaf, int | float | complex | str):
@@ -291,7 +292,6 @@ def _like_value(scale, value):
 def _noisy_smooth(sampler, key, value, scale, sigma):
     """Adds noise to each leaf of value: its scale, rounded up, times sampler draws."""
     # `sampler(key, sigma, shape, dtype, sharding)` draws noise of scale 1, shape sigma.
-    value = jax.tree.map(jnp.asarray, value)
     wide = as_float32(value)
 
     def draw(key, shape, dtype, *place):

@@ -73,6 +73,7 @@ def peeling(
         (2022), Algorithm Peeling, after Cai, Wang, Zhang (2021), "The cost of privacy".
     """
     _validate.typed_key(key)
+    vector = _validate.numbers(vector, "vector")
     check_key_varies_as(vector, key)
     shape, dtype = jnp.shape(vector), jnp.result_type(vector)
     is_fine = len(shape) == 1 and jnp.issubdtype(dtype, jnp.floating)

@@ -149,6 +149,7 @@ def _choose(
         return _scan(sampler, axes, key, scores, num_chunks, epsilon, sensitivity_range)
     rule = "None where scores is an array; it is for scores that are a function"
     _validate.require(num_chunks is None, "num_chunks", num_chunks, rule)
+    scores = _validate.numbers(scores, "scores")
     _check_scores(scores, num_shares(axes))
     if not axes:
         check_key_varies_as(scores, key)

@@ -98,9 +98,8 @@ class Strategy(abc.ABC):
 
     def _num_participations(self, max_participations: int, min_separation: int) -> int:
         """Returns the most steps that one record can enter."""
-        _validate.count(
-            max_participations=max_participations, min_separation=min_separation
-        )
+        _validate.count(max_participations=max_participations)
+        _validate.count(min_separation=min_separation)
         return min(max_participations, -(-self.num_steps // min_separation))
 
 
@@ -297,15 +296,13 @@ class BufferedToeplitz(Toeplitz):
             McMahan, Xu, Zhang (2024), Section 4.
         """
         most, apart = max_participations, min_separation
-        _validate.count(
-            num_steps=num_steps, max_participations=most, min_separation=apart
-        )
+        _validate.count(num_steps=num_steps)
+        _validate.count(max_participations=most, min_separation=apart)
         with _settings_of_jax_privacy():
             from jax_privacy.matrix_factorization import buffered_toeplitz
 
-            strategy = buffered_toeplitz.optimize(
-                n=num_steps, min_sep=apart, max_participations=most, min_buffers=1
-            )
+            sizes = {"n": num_steps, "min_sep": apart, "max_participations": most}
+            strategy = buffered_toeplitz.optimize(**sizes, min_buffers=1)
             decays = np.asarray(strategy.buf_decay)
             scales = np.asarray(strategy.output_scale)
         # Rounding to float32 may raise the sum above 1.
@@ -360,9 +357,8 @@ def _settings_of_jax_privacy():
         ):
             yield
     except ImportError as why:
-        raise ImportError(
-            'optimal strategies need jax_privacy: pip install "dpjax[correlated]"'
-        ) from why
+        command = 'pip install "dpjax[correlated]"'
+        raise ImportError(f"optimal strategies need jax_privacy: {command}") from why
 
 
 @dataclasses.dataclass(frozen=True)

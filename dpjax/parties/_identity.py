@@ -60,10 +60,8 @@ def opened(message: bytes, party: int, num_parties: int) -> tuple[bytes, str | N
 
 def check_fingerprints(fingerprints: Sequence[str], num_parties: int) -> None:
     """Requires one fingerprint for each party."""
-    is_fine = (
-        isinstance(fingerprints, list | tuple) and len(fingerprints) == num_parties
-    )
-    is_fine = is_fine and all(isinstance(x, str) and len(x) == 64 for x in fingerprints)
+    given = fingerprints if isinstance(fingerprints, list | tuple) else ()
+    is_fine = [isinstance(x, str) and len(x) for x in given] == [64] * num_parties
     rule = f"{num_parties} texts of 64 hex digits, in the order of the parties' numbers"
     _validate.require(is_fine, "fingerprints", fingerprints, rule)
 
@@ -73,9 +71,8 @@ def _signing_key(identity: bytes):
     try:
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     except ImportError as error:
-        raise ImportError(
-            'Secure sums need cryptography: pip install "dpjax[parties]".'
-        ) from error
+        command = 'pip install "dpjax[parties]"'
+        raise ImportError(f"Secure sums need cryptography: {command}.") from error
     if not isinstance(identity, bytes) or len(identity) != _KEY_BYTES:
         # The message leaves out the value, which is secret.
         raise ValueError("identity must be 32 bytes, from secrets.token_bytes(32).")

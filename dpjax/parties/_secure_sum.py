@@ -6,6 +6,7 @@ parties repeat the sum. The extra `parties` installs the cryptography of the mas
 """
 
 import hashlib
+import itertools
 import math
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -35,9 +36,10 @@ class PartyError(RuntimeError):
         parties: the numbers of these parties.
     """
 
-    def __init__(self, parties: list[int], message: str):
-        names = ", ".join(map(str, parties))
-        super().__init__(f"party {names}: {message}")
+    def __init__(self, parties: list[int], *messages: str):  # one for all, or for each
+        names = parties if len(messages) > 1 else [", ".join(map(str, parties))]
+        texts = zip(names, messages, strict=True)
+        super().__init__(" ".join(f"party {name}: {text}" for name, text in texts))
         self.parties = parties
 
 
@@ -109,9 +111,8 @@ class SecureSum:
         identity = os.urandom(32) if identity is None else identity
         transport = JaxTransport() if transport is None else transport
         _identity.fingerprint(identity)  # errors are raised before anything is sent
-        self.num_secret_shares = self.count_secret_shares(
-            transport.num_parties, max_colluding, max_dropouts
-        )
+        sizes = transport.num_parties, max_colluding, max_dropouts
+        self.num_secret_shares = self.count_secret_shares(*sizes)
         self.transport = transport
         self.max_dropouts = max_dropouts
         self.random_bytes = test_only_random_bytes or os.urandom
@@ -203,9 +204,10 @@ class SecureSum:
         received = table[:, _COUNT_BYTES:].reshape(len(messages), -1, _DIGEST_BYTES)
         differs = (received != received[0]).any(axis=2)  # by party and setting
         if differs.any():
-            names = [name for i, name in enumerate(own) if differs[:, i].any()]
             different = np.flatnonzero(differs.any(axis=1)).tolist()
-            raise PartyError(different, f"other {', '.join(names)} than party 0 has")
+            names = [", ".join(itertools.compress(own, differs[i])) for i in different]
+            rule = "must be equal for all parties, got another than party 0's."
+            raise PartyError(different, *(f"{name} {rule}" for name in names))
         return [int.from_bytes(each[:_COUNT_BYTES], "little") for each in messages]
 
     def __call__(
@@ -228,7 +230,8 @@ class SecureSum:
             self._attempt += 1
             message = b""
             if self.transport.party in self.live:
-                vector = np.asarray(contribution_fn(), np.int64).astype("<u8")
+                given = _validate.numbers(np.asarray(contribution_fn()), "contribution")
+                vector = given.astype(np.int64).astype("<u8")
                 how = {"attempt": self._attempt, "size": vector.size}
                 mask = self._masks.mask(self.live, **how)
                 message = (vector.reshape(-1) + mask).tobytes()
@@ -289,8 +292,9 @@ class PairwiseMasks:
             try:
                 peer = X25519PublicKey.from_public_bytes(public_key)
                 shared = self._secret.exchange(peer)
-            except ValueError as error:
-                raise ValueError(f"bad public key of party {party}: {error}") from None
+            except ValueError:
+                why = "its public key is refused; its program is altered or not dpjax"
+                raise PartyError([party], why) from None
             info = b"dpjax pairwise mask %d %d" % tuple(sorted((party, self._party)))
             self._keys.append(HKDF(SHA256(), 32, salt, info).derive(shared))
 

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -84,22 +85,19 @@ def run_parties(
     """
     _validate.count(num_parties=num_parties)
     board = _Board(num_parties, timeout)
-    results: list[Any] = [None] * num_parties
     errors: list[Exception] = []
 
-    def run(party: int) -> None:
+    def run(party: int) -> Any:
         try:
-            results[party] = party_fn(_ThreadTransport(party, num_parties, board))
+            return party_fn(_ThreadTransport(party, num_parties, board))
         except Exception as error:  # raised again below
+            error.add_note(f"This is the error of party {party}.")
             errors.append(error)
         finally:
             board.leave(party)
 
-    threads = [threading.Thread(target=run, args=(i,)) for i in range(num_parties)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(num_parties) as pool:
+        results = [*pool.map(run, range(num_parties))]
     if errors:
         raise errors[0]
     return results

@@ -186,7 +186,7 @@ def column_of(model: BaseEstimator, y: Any, X: np.ndarray) -> np.ndarray:
     name = type(model).__name__
     if y is None:
         raise ValueError(f"{name} requires y to be passed, but the target y is None.")
-    shape = getattr(y, "shape", ())
+    shape = getattr(y, "shape", None) or np.shape(y)
     if len(shape) == 2 and shape[1] > 1:
         raise ValueError(
             f"y must be of shape (n,), one target, got {shape}. sklearn.multioutput "
@@ -228,9 +228,8 @@ def shares_of(exposure: Any, largest: float | None, X: np.ndarray) -> np.ndarray
         rule = "the largest exposure, a public number, where exposure is given"
         raise ValueError(f"max_exposure must be {rule}, got None.")
     array, shape = as_numbers("exposure", exposure), X.shape[:1]
-    _validate.require(
-        array.shape == shape, "exposure", array.shape, f"of shape {shape}"
-    )
+    is_fine, rule = array.shape == shape, f"of shape {shape}"
+    _validate.require(is_fine, "exposure", array.shape, rule)
     # Clipping comes first, because an overflow in the division would warn of a record.
     return np.clip(np.nan_to_num(array), 0.0, largest) / largest
 

@@ -109,7 +109,7 @@ def dp_select(
     runs = Runs(train_fn, candidates, score)
     rule = "None with a checkpoint, for which the runs are traced"
     _validate.require(checkpoint is None or privacy is None, "privacy", privacy, rule)
-    guarantees = runs.guarantees(key) if privacy is None else [privacy]
+    guarantees = [privacy] if privacy else runs.guarantees(key, checkpoint is not None)
     released = _released_guarantee(guarantees, score, epsilon, delta, law)
     opening = contextlib.nullcontext()
     if checkpoint is not None:
@@ -318,7 +318,7 @@ class Runs:
             for i in range(self.size):
                 yield lambda key, i=i: self.run_of(i, key), ()
 
-    def guarantees(self, key: Key) -> list[PrivacyGuarantee]:
+    def guarantees(self, key: Key, is_kept: bool) -> list[PrivacyGuarantee]:
         """Returns the guarantee of a run with each candidate; runs are only traced."""
         # So a search's cost is known before it. Rows of arrays share one entry.
         results = []
@@ -326,9 +326,12 @@ class Runs:
             try:
                 solution, value = jax.eval_shape(run, *inputs, key)
             except (jax.errors.JAXTypeError, jax.errors.JAXIndexError) as why:
+                given = "without checkpoint" if is_kept else "the guarantee of a run"
+                values = "Give candidates as a list, whose values are not traced."
+                advice = values if self.is_stacked else f"Or give privacy, {given}."
                 raise ValueError(
-                    "train_fn must be traceable by JAX. Give candidates that are "
-                    "Python values in a list, or give privacy, the guarantee of a run."
+                    "train_fn and score.fn must be traceable by JAX, got "
+                    f"{type(why).__name__}. {advice}"
                 ) from why
             _validate.require(value.shape == (), "score.fn(...)", value, "a scalar")
             results.append(solution.privacy)

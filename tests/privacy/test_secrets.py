@@ -115,3 +115,25 @@ def test_a_donated_training_state_deletes_nothing_else(noise):
             jax.jit(lambda state: state, donate_argnums=0)(state)
     assert params.sum() == host.sum() == 3
     assert jax.random.uniform(key) >= 0
+
+
+GROUPED = {"key": jax.random.key(0), "epsilon": 1.0, "delta": 1e-5, "num_groups": 2}
+
+
+@pytest.mark.parametrize("kind", [np.array, list, lambda x: np.array(x, object)])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: dpjax.solvers.dp_group_means(np.ones(2), x, **GROUPED),
+        lambda x: dpjax.solvers.dp_quantile(x, key=GROUPED["key"], epsilon=1.0),
+        lambda x: dpjax.robust_grad(lambda w, x: w * x, Clipping(1.0))(1.0, x),
+        lambda x: dpjax.gradients.by_user(x, x, num_users=2, records_per_user=1),
+        lambda x: dpjax.mechanisms.gaussian(GROUPED["key"], x, stddev=1.0),
+        lambda x: Clipping(1.0)(x),
+    ],
+)
+def test_no_error_shows_a_text_of_the_data(call, kind):
+    with pytest.raises(ValueError, match=r"must be .*, got (object|str)") as error:
+        call(kind(["SECRET7", "b"]))
+    assert "SECRET7" not in str(error.value)
+    assert error.value.__cause__ is error.value.__context__ is None

@@ -72,7 +72,7 @@ def per_record(
             # A NumPy array needs no compiled program; a JAX array would.
             return cast(Any, np.full(targets.shape, default, targets.dtype))
         return jnp.full_like(targets, default)
-    array = jnp.asarray(with_auto_axes(arrays(values)))
+    array = jnp.asarray(with_auto_axes(arrays(values, name)))
     rule = f"real numbers of shape {targets.shape}, one for each row"
     is_fine = array.shape == targets.shape and not jnp.iscomplexobj(array)
     _validate.require(is_fine, name, f"{array.dtype}{list(array.shape)}", rule)

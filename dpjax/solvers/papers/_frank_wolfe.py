@@ -105,10 +105,9 @@ def dp_frank_wolfe(
     choices = Choices.tight(num_composed, epsilon, delta)
     stats: dict[str, Scalar] = {}
     if estimator is None:
-        num_vertices = constraint.num_vertices(num_coordinates(params))
-        estimator = _best_estimator(
-            choices, moment_bound, batches, num_coordinates(params), num_vertices
-        )
+        size = num_coordinates(params)
+        sizes = size, constraint.num_vertices(size)
+        estimator = _best_estimator(choices, moment_bound, batches, *sizes)
         stats = {"scale": estimator.scale, "beta": estimator.beta}
     _validate.bounded_estimator(estimator)
     params, released = choose_vertices(
@@ -199,9 +198,8 @@ def dp_lasso(
     batches = Batches.of((features, targets), num_steps, Full(), execution)
     choices = Choices.tight(num_steps, epsilon, delta)
     if threshold is None:
-        threshold = _best_threshold(
-            choices, num_samples, num_features, fourth_moment_bound
-        )
+        sizes = num_samples, num_features
+        threshold = _best_threshold(choices, *sizes, fourth_moment_bound)
     _validate.within(1e-8, 1e12, threshold=threshold)
     # The gradients of `_scaled_squared` on clipped data are within K^2, so that the
     # Winsorization changes none of them: it only states their sensitivity.

@@ -185,9 +185,8 @@ def dp_sparse_linear_regression(
     Reference:
         Hu, Ni, Xiao, Wang (2022), Algorithm 3, Theorems 6 and 7, with other K, T, eta.
     """
-    _validate.positive(
-        epsilon=epsilon, fourth_moment_bound=fourth_moment_bound, radius=radius
-    )
+    _validate.positive(epsilon=epsilon, fourth_moment_bound=fourth_moment_bound)
+    _validate.positive(radius=radius)
     _validate.probability(delta=delta)
     if learning_rate is not None:
         _validate.positive(learning_rate=learning_rate)
@@ -197,9 +196,8 @@ def dp_sparse_linear_regression(
     params = jnp.zeros(num_features, features.dtype)
     check_sparsity(sparsity, params)
     rho = epsilon_to_rho(epsilon, delta)
-    design = _Design(
-        num_samples, num_features, sparsity, rho, fourth_moment_bound, radius
-    )
+    sizes = num_samples, num_features, sparsity
+    design = _Design(*sizes, rho, fourth_moment_bound, radius)
     if num_steps is None:
         num_steps = design.best_num_steps()
     batches = Batches.of(data, num_steps, Disjoint(), execution)

@@ -27,8 +27,8 @@ from dpjax.solvers.papers._objective_perturbation import (
     OUTPUT_SHARE,
     Objective,
     Perturbation,
-    check_data,
     checked_loss,
+    checked_pair,
     released_dtype,
     signed_rows,
 )
@@ -104,7 +104,7 @@ def dp_multiparty_objective_perturbation(
     loss = checked_loss(loss, regularization)
     is_fine = isinstance(secure_sum, SecureSum) and secure_sum.max_dropouts == 0
     _validate.require(is_fine, "secure_sum", secure_sum, "a SecureSum(max_dropouts=0)")
-    check_data(features, labels)
+    features, labels = checked_pair(features, labels)
     num_features, dtype = features.shape[1], released_dtype(features)
     settings = {
         "epsilon": float(epsilon),

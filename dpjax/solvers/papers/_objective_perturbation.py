@@ -91,7 +91,7 @@ def dp_objective_perturbation(
     check_key_of_rows(key, (features, labels))
     loss = checked_loss(loss, regularization)
     features, labels = gathered((features, labels))
-    check_data(features, labels)
+    features, labels = checked_pair(features, labels)
     output_epsilon, output_delta = OUTPUT_SHARE * epsilon, OUTPUT_SHARE * delta
     plan = Perturbation.of(
         Objective(loss, *features.shape),
@@ -105,9 +105,8 @@ def dp_objective_perturbation(
     _validate.positive(gradient_norm=gradient_norm)
     rule = f"None, or at least {least:.3g}, the least that float64 can certify here"
     _validate.require(gradient_norm >= least, "gradient_norm", gradient_norm, rule)
-    output_stddev = gaussian_stddev(
-        output_epsilon, output_delta, sensitivity=2 * gradient_norm / plan.convexity
-    )
+    moved = 2 * gradient_norm / plan.convexity
+    output_stddev = gaussian_stddev(output_epsilon, output_delta, sensitivity=moved)
     dtype = released_dtype(features)
     with jax.enable_x64(True):
         numbers = np.array([plan.convexity, plan.stddev, gradient_norm, output_stddev])
@@ -208,16 +207,17 @@ def checked_loss(loss: MarginLoss | None, regularization: float) -> MarginLoss:
     return loss
 
 
-def check_data(features: jax.Array, labels: jax.Array) -> None:
-    """Requires arrays of real numbers, features (n, d) and labels (n,), not empty."""
-    for name, array, num_axes in (("features", features, 2), ("labels", labels, 1)):
-        kinds = (jnp.floating, jnp.integer, jnp.bool_)
+def checked_pair(features: jax.Array, labels: jax.Array) -> tuple[Any, Any]:
+    """Returns real arrays, features (n, d) and labels (n,), not empty, or raises."""
+    pair = _validate.numbers(features, "features"), _validate.numbers(labels, "labels")
+    for name, array, num_axes in zip(("features", "labels"), pair, (2, 1), strict=True):
         is_fine = hasattr(array, "dtype") and array.ndim == num_axes and array.size > 0
-        is_fine = is_fine and any(jnp.issubdtype(array.dtype, kind) for kind in kinds)
+        is_fine = is_fine and not jnp.iscomplexobj(array)
         shown = getattr(array, "aval", type(array).__name__)
         rule = f"a real array of ndim {num_axes}, not empty"
         _validate.require(is_fine, name, shown, rule)
-    _validate.leading_size((features, labels), "features and labels")
+    _validate.leading_size(pair, "features and labels")
+    return pair
 
 
 def released_dtype(features: jax.Array) -> np.dtype:

@@ -133,9 +133,8 @@ def dp_one_pass_sco(
     is_fine = is_fine and jnp.issubdtype(params.dtype, jnp.floating)
     rule = f"floats of shape ({num_features},), one for each feature"
     _validate.require(is_fine, "params", f"{params.dtype}{list(params.shape)}", rule)
-    theory = Theory.of(
-        epsilon, delta, moment_bound, moment_order, diameter, num_features
-    )
+    moments = moment_bound, moment_order
+    theory = Theory.of(epsilon, delta, *moments, diameter, num_features)
     num_samples = check_size(
         lambda n: risk(theory, n // 2) / (theory.bound * theory.radius), features
     )

@@ -115,9 +115,8 @@ def dp_sample_and_aggregate(
         results = _fit_vectorized(fit_fn, subsets, data, subset_key)
     else:
         results = _fit_on_host(fit_fn, subsets, data, subset_key, template)
-    params = _release(
-        overlap, results, noise_key, origin, diameter, weights, multiplier
-    )
+    args = noise_key, origin, diameter, weights, multiplier
+    params = _release(overlap, results, *args)
     privacy = unsupported(epsilon, delta, subsets.num_samples)
     stats: dict[str, Scalar] = {
         "subset_size": subsets.size,

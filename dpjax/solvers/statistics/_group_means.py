@@ -118,10 +118,10 @@ def dp_group_means(
     _validate.within(2.0**-20, 1 - 2.0**-20, **named)
     samples = checked_samples(samples, num_axes=1)
     check_countable(samples.size)
-    indices = jnp.asarray(gathered(arrays(groups)))
+    rule = f"integers of shape {samples.shape}, one for each sample"
+    indices = jnp.asarray(gathered(arrays(groups, "groups", rule)))
     if indices.shape != samples.shape or not jnp.issubdtype(indices.dtype, jnp.integer):
         shape = f"{indices.dtype}{list(indices.shape)}"
-        rule = f"integers of shape {samples.shape}, one for each sample"
         raise ValueError(f"groups must be {rule}, got {shape}.")
     low, high = bounds or (-_LARGEST, _LARGEST)
     middle, reach = low / 2 + high / 2, high / 2 - low / 2
@@ -142,9 +142,8 @@ def dp_group_means(
         multiplier / math.sqrt(rest * _COUNTS),
     )
     params["counts"] = counted.counts
-    params["means"], errors["means"] = _means(
-        mean_key, counted, (multiplier, rest), reach
-    )
+    means = _means(mean_key, counted, (multiplier, rest), reach)
+    params["means"], errors["means"] = means
     if quantiles:
         params["quantiles"], errors["quantiles"] = _quantiles(
             tuple(map(float, quantiles)),

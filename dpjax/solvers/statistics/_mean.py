@@ -128,7 +128,7 @@ def dp_mean(
     _validate.choice(MeanMethod, method=method)
     rule = "'clipped', the default, with an estimator"
     _validate.require(estimator is None or method == "clipped", "method", method, rule)
-    samples = with_auto_axes(arrays(samples))
+    samples = with_auto_axes(arrays(samples, "samples"))
     num_samples = _validate.leading_size(samples, "samples")
     axis_name = row_axes(samples, None) or None
     if estimator is not None:

@@ -301,7 +301,7 @@ def _preference(sizes: jax.Array, most: Scalar, scale: Scalar) -> jax.Array:
 
 def checked_samples(samples: ArrayLike, *, num_axes: int) -> jax.Array:
     """Returns samples as floats with `num_axes` axes, gathered from all devices."""
-    x = jnp.asarray(gathered(arrays(samples)))
+    x = jnp.asarray(gathered(arrays(samples, "samples")))
     rule = f"a real array of ndim {num_axes} with 1 to 2^31 - 1 entries"
     is_fine = x.ndim == num_axes and 0 < x.size < 2**31 and not jnp.iscomplexobj(x)
     _validate.require(is_fine, "samples", jax.ShapeDtypeStruct(x.shape, x.dtype), rule)

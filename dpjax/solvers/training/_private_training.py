@@ -265,9 +265,8 @@ class PrivateTraining:
 
         def make(state):
             """Returns the state after a step on a batch, and public numbers by name."""
-            batch, is_padding_example, batches = self.batching.draw_within(
-                state.batches, data, axis_name=axis_name
-            )
+            drawn = self.batching.draw_within(state.batches, data, axis_name=axis_name)
+            batch, is_padding_example, batches = drawn
             step = self._gradient_step(state.params, axis_name)
             monitor, seen = state.monitor, {}
             if self._monitor is not None:

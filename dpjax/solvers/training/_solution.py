@@ -177,6 +177,6 @@ def _half_width(level: float, *errors: PyTree | None) -> float:
     """Returns z, half of an interval's width in standard errors; errors must exist."""
     _validate.probability(level=level)
     if any(part is None for part in errors):
-        rule = "those of a solver that was called with intervals=True"
-        raise ValueError(f"standard_errors must be {rule}, got None.")
+        rule = "given for an interval, got None. Only some solvers return them, some"
+        raise ValueError(f"standard_errors must be {rule} with intervals=True.")
     return statistics.NormalDist().inv_cdf(0.5 + level / 2)

@@ -36,10 +36,10 @@ _SEPARATOR = re.compile(r'"?sep=([,;\t|])"?\r?', re.IGNORECASE)
 _UNPRINTED = re.compile(rf"[\0-\x08\x0b\x0c\x0e-\x1f\x7f{UNDECODED}]")
 # The first bytes of files of other kinds.
 _OTHER_FILES = {
-    b"\x1f\x8b": "a file compressed by gzip, whose name ends in .csv.gz or .tsv.gz",
+    b"\x1f\x8b": "compressed by gzip: rename it, to end in .csv.gz or .tsv.gz",
     b"PK\x03\x04": "a zip archive, such as Excel's .xlsx: save the sheet as CSV",
     b"\xd0\xcf\x11\xe0": "an old Excel file (.xls): save the sheet as CSV",
-    b"PAR1": "a Parquet file, whose name ends in .parquet",
+    b"PAR1": "a Parquet file: rename it, to end in .parquet",
 }
 _TOTALS = re.compile(
     r"(grand |sub|sub-)?totals?|total[ei]s?|totaal|sum|summe|gesamt|somme|suma",

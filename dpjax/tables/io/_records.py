@@ -117,9 +117,8 @@ class Parquet:
         is_fine = bool(names) and all(isinstance(name, str) for name in names)
         rule = "a pytree of at least one name"
         _validate.require(is_fine, "columns", self.columns, rule)
-        _validate.require(
-            len(paths) > 0, "files", self.files, "a path, or a list of paths"
-        )
+        rule = "a path, or a list of paths"
+        _validate.require(len(paths) > 0, "files", self.files, rule)
         for path, metadata in zip(paths, self._metadata, strict=True):
             types = _types(metadata, names, path)
             rule = f"files with the same columns: {self._layout}"

@@ -191,5 +191,5 @@ def test_the_argument_that_differs_is_named(name, other):
     def party_fn(transport):
         return fit(transport, **OWN | ({name: other} if transport.party else {}))
 
-    with pytest.raises(RuntimeError, match=f"party 1: other {name} than party 0"):
+    with pytest.raises(RuntimeError, match=f"party 1: {name} must be equal"):
         run_parties(party_fn, 2)

@@ -224,7 +224,7 @@ OTHER = [
 
 @pytest.mark.parametrize("pair", OTHER, ids=range(len(OTHER)))
 def test_agreement_names_the_party_and_what_differs(pair):
-    with pytest.raises(PartyError, match="party 2: other value than party 0") as error:
+    with pytest.raises(PartyError, match="party 2: value must be equal") as error:
         agree(lambda party: {"value": pair[party == 2], "x": 1})
     assert error.value.parties == [2]
 
@@ -237,12 +237,12 @@ def test_agreement_tells_the_numbers_of_records_and_is_about_the_same_things():
         return {"epsilon": 1.0, "params": params, "text": "x", "fn": fn}
 
     assert agree(settings) == [[10, 11, 12]] * 3
-    with pytest.raises(PartyError, match=r"party 1: other [ab] than party 0"):
+    with pytest.raises(PartyError, match=r"party 1: [ab] must be equal"):
         agree(lambda party: {"ab"[party]: 1.0}, 2)
     with pytest.raises(PartyError, match="bytes at the start"):
         agree(lambda party: {name: 1.0 for name in "ab"[party:]}, 2)
     for name in ("max_colluding", "max_dropouts"):
-        with pytest.raises(PartyError, match=f"party 1: other {name} than party 0"):
+        with pytest.raises(PartyError, match=f"party 1: {name} must be equal"):
             agree(lambda _: {}, **{name: lambda party: int(party == 1)})
 
 
@@ -255,7 +255,7 @@ def test_keys_come_from_the_operating_system():
 @pytest.mark.parametrize("key", [bytes(32), b"short"])
 def test_a_bad_public_key_names_its_party(key):
     masks = PairwiseMasks(0)
-    with pytest.raises(ValueError, match="party 1"):
+    with pytest.raises(PartyError, match="party 1: its public key is refused"):
         masks.agree([masks.public_key, key])
 
 

@@ -186,7 +186,7 @@ def test_the_argument_that_differs_is_named(name, first, second):
         return descend(Recorder(transport, heard), **own)
 
     differs = "data, loss_fn" if name == "data" else name
-    with pytest.raises(RuntimeError, match=f"party 1: other {differs} than party 0"):
+    with pytest.raises(RuntimeError, match=f"party 1: {differs} must be equal"):
         run_parties(party_fn, 2)
     assert len(heard) == 2 * 2  # keys and digests: nothing of any record
 
