@@ -34,6 +34,7 @@ _TAIL = 0.05  # unit of lines beyond the fine knots, for labels
 # The largest share of the budget for a gain, and the largest noise of a gain by which
 # it is still chosen. Gains of real sets are 5 to 20 times 1e-4 in these units.
 MOST_SHARE, _MOST_NOISE = 0.05, 3e-4
+_LEAST_GAIN = 1e-9  # positive, for a budget without bound
 
 
 def is_seen(num_samples: int, num_functions: int, noise_multiplier: float) -> bool:
@@ -58,10 +59,11 @@ class Rule(NamedTuple):
     records: tuple[float, float]  # for coarse and fine knots: see `knots`
     fine: tuple[float, ...]  # the fine knots
     tail: float  # the unit of lines beyond the fine knots
-    # Of the least gain for curves, in squares of the clip norm: a factor of (noise
-    # multiplier + 1) / n, and the largest. None: public numbers alone decide.
-    gain: tuple[float, float] | None
-    bends_unseen: bool  # whether columns bend if the noise would hide the gain
+    # The least gain for curves, in squares of the clip norm, is the least of three
+    # numbers: the first times (noise multiplier + 1) / n, the second times the expected
+    # square of the noise in all weights of curves, and the third. None: no choice.
+    gain: tuple[float, float, float] | None
+    unseen: tuple[float, ...]  # the finest knots if the noise would hide the gain
 
     @classmethod
     def of(cls, loss: LinearLoss) -> "Rule":
@@ -72,10 +74,20 @@ class Rule(NamedTuple):
         which curves overfit sooner than lines do.
         """
         if loss.num_outputs > 1 or loss.target_range == (-1.0, 1.0):
-            return cls((8.0, 12.0), FINE, _TAIL, (2.0, 4e-4), bends_unseen=True)
+            return cls((8.0, 12.0), FINE, _TAIL, (math.inf, 30.0, 4e-4), _COARSE)
         if loss.has_log_link:
-            return cls((45.0, 20.0), FINE_LOG_LINK, LINE, None, bends_unseen=True)
-        return cls((60.0, 25.0), FINE, LINE, (5.0, math.inf), bends_unseen=False)
+            return cls((45.0, 20.0), FINE_LOG_LINK, LINE, None, FINE_LOG_LINK)
+        return cls((60.0, 25.0), FINE, LINE, (5.0, math.inf, math.inf), ())
+
+    def least_gain(
+        self, num_samples: int, num_weights: int, noise_multiplier: float
+    ) -> float:
+        """Returns the least gain for which columns with `num_weights` weights bend."""
+        assert self.gain is not None
+        per_record, per_weight, largest = self.gain
+        by_records = per_record * (noise_multiplier + 1) / num_samples
+        by_noise = per_weight * num_weights * (2 * noise_multiplier / num_samples) ** 2
+        return max(min(by_records, by_noise, largest), _LEAST_GAIN)
 
     def knots(
         self, num_clear: float, num_columns: int, num_smooth: int
@@ -104,10 +116,11 @@ def knots_of(
     """Returns the positions of the knots of every curve, () for a linear model."""
     # They follow from public numbers: more records, and less noise, allow more knots.
     rule, num_functions = Rule.of(loss), 2 * num_smooth * loss.num_outputs
-    if not (rule.bends_unseen or is_seen(num_samples, num_functions, noise_multiplier)):
-        return ()
     num_clear = num_samples / (noise_multiplier * loss.num_outputs)
-    return rule.knots(num_clear, num_columns, num_smooth)
+    knots = rule.knots(num_clear, num_columns, num_smooth)
+    if is_seen(num_samples, num_functions, noise_multiplier):
+        return knots
+    return min(knots, rule.unseen, key=len)
 
 
 def banded_knots_of(

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +30,7 @@ from dpjax.solvers.additive._curves import (
     at_finest,
     banded_knots_of,
     curves_of,
+    gain_noise,
     is_seen,
     knots_of,
 )
@@ -365,12 +366,13 @@ def _released_choice(
     """
     kind, num_samples = terms.kind, len(examples.targets)
     first_key, gain_key, *rare_key = keys
-    # With less noise and more records, a smaller gain suffices for curves.
-    by_noise, largest = cast(tuple[float, float], Rule.of(kind.loss).gain)
-    threshold = min(by_noise * (noise_multiplier + 1) / num_samples, largest)
-    shares = shares_of(
-        kind, threshold, num_samples, terms.num_functions, noise_multiplier
+    num_weights = (len(terms.knots) - 1) * len(terms.bent) * kind.loss.num_outputs
+    threshold = Rule.of(kind.loss).least_gain(
+        num_samples, num_weights, noise_multiplier
     )
+    noise = gain_noise(num_samples, terms.num_functions, noise_multiplier)
+    shares = shares_of(kind, noise, threshold)
+    threshold += 2 * noise / shares["bends"]  # two standard deviations of the gain
     line, line_stats, *_ = terms._replace(knots=()).fit(
         examples,
         first_key,
@@ -383,6 +385,7 @@ def _released_choice(
         kind,
         bending,
         predictions,
+        line_stats.get("constant", jnp.zeros((), predictions.dtype)),
         key=gain_key,
         noise_multiplier=noise_multiplier,
         shares=shares,
