@@ -25,9 +25,8 @@ _SHARES, _SIZE, _LABEL_SIZE = {"bend_moments": 0.01, "slope_mean": 0.002}, 0.005
 # least this.
 _LEAST = 0.02
 _NOISE = 0.05  # of a gain, in thresholds: more precision is useless
-_TINY = 1e-9  # the least share, for a budget without bound
 _LINE, _HAT = 4.0, 2.0  # the ends of the tested line and hats
-_CLIPPED = 0.05  # share of the records with clipped products: see `_num_clipped`
+_CLIPPED = 0.05  # the largest share of the records with clipped products
 # Added to the eigenvalues of moments, and to the moments of bends, in mean weights, so
 # that few records make no gain.
 _FLOOR, _RARE = 1e-3, 0.01
@@ -45,7 +44,7 @@ def shares_of(
 ) -> dict[str, float]:  # by name of the release; the final model has the rest
     """Returns shares of the budget for the private choice between lines and curves."""
     # `first_fit` is for a linear model, the other shares are for `released_gain`.
-    bends = min(max(noise / (_NOISE * threshold), _TINY), MOST_SHARE)
+    bends = min(noise / (_NOISE * threshold), MOST_SHARE)
     size = _LABEL_SIZE if kind.has_labels else _SIZE
     first = max(bends, _LEAST)
     return {"first_fit": first, "bends": bends, "bend_size": size} | _SHARES
@@ -80,7 +79,9 @@ def released_gain(
     multipliers = {
         name: noise_multiplier / math.sqrt(share) for name, share in shares.items()
     }
-    functions, slopes, curvatures = _tested(kind, examples, predictions)
+    functions, slopes, curvatures, num_clipped = _tested(
+        kind, examples, predictions, constant
+    )
     matrix = _straightened(
         kind.axis_name, functions, curvatures, moments_key, multipliers["bend_moments"]
     )
@@ -88,7 +89,7 @@ def released_gain(
     norm = noisy_quantile(
         size_key,
         gathered(row_norms(bends) * row_norms(slopes)),
-        num_above=_num_clipped(kind, constant, len(slopes)),
+        num_above=num_clipped,
         noise_multiplier=multipliers["bend_size"],
     )
     # Clipped slopes of skewed targets have a mean, and so have slopes of labels if the
@@ -96,38 +97,28 @@ def released_gain(
     # mean would add to the gain. It is released and subtracted.
     mean_key, slope_key = _keys.split(mean_key)
     # The norm of bends of unit spread is about the root of their number.
-    largest = norm / math.sqrt(bends.shape[1])
-    slopes = _centered(
-        kind.axis_name, slopes, largest, slope_key, multipliers["slope_mean"]
-    )
-    return _gain(kind.axis_name, bends, slopes, norm, mean_key, multipliers["bends"])
-
-
-@partial(jax.jit, static_argnums=(0, 2))
-def _num_clipped(kind: ModelKind, constant: jax.Array, num_samples: int) -> jax.Array:
-    """Returns how many records' products are clipped, from the released constant.
-
-    Slopes are largest for records that do not have the most frequent label, and these
-    records say what the label depends on. At most a quarter of them is clipped.
-    """
-    share = jnp.asarray(_CLIPPED, constant.dtype)
-    if kind.has_labels:
-        scores = constant if constant.ndim else jnp.stack([constant, 0 * constant])
-        share = jnp.minimum(share, (1 - jnp.max(jax.nn.softmax(scores))) / 4)
-    return share * num_samples
+    largest, axes = norm / math.sqrt(bends.shape[1]), kind.axis_name
+    slopes = _centered(axes, slopes, largest, slope_key, multipliers["slope_mean"])
+    return _gain(axes, bends, slopes, norm, mean_key, multipliers["bends"])
 
 
 @partial(jax.jit, static_argnums=0)
 def _tested(
-    kind: ModelKind, examples: Examples, predictions: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+    kind: ModelKind, examples: Examples, predictions: jax.Array, constant: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     """Returns each record's functions, slopes and curvatures, to test if curves help.
 
     Functions (n, k, 4) of each of k columns are the constant 1, a line, and two hats.
     Slopes (n, K) and curvatures (n,), in [0, 1], are first and second derivatives of
-    the loss at `predictions`, times weights.
+    the loss at `predictions`, times weights. The last number says how many records may
+    be clipped. For labels it is at most a quarter of those without the most frequent
+    label, because their slopes are largest.
     """
     features, targets, offsets, weights = examples
+    clipped = jnp.asarray(_CLIPPED, constant.dtype)
+    if kind.has_labels:
+        scores = constant if constant.ndim else jnp.stack([constant, 0 * constant])
+        clipped = jnp.minimum(clipped, (1 - jnp.max(jax.nn.softmax(scores))) / 4)
     several = predictions.ndim > 1
     shift = offsets[:, None] if several else offsets
     slopes = kind.loss.derivative(predictions + shift, targets)
@@ -142,7 +133,7 @@ def _tested(
         jnp.clip(-features / _HAT, 0.0, 1.0),
         jnp.clip(features / _HAT, 0.0, 1.0),
     ]
-    return jnp.stack(functions, axis=-1), slopes, curvatures
+    return jnp.stack(functions, axis=-1), slopes, curvatures, clipped * len(targets)
 
 
 @partial(jax.jit, static_argnums=0)

@@ -25,14 +25,15 @@ from dpjax.solvers.additive._curves import (
     LINE,
     MOST_FINEST,
     NARROW,
+    TAIL,
     Hats,
-    Rule,
     at_finest,
     banded_knots_of,
     curves_of,
     gain_noise,
     is_seen,
     knots_of,
+    least_gain,
 )
 from dpjax.solvers.linear._columns import fit_columns, on_sample, problem
 from dpjax.solvers.linear._kind import Examples, ModelKind
@@ -167,7 +168,7 @@ def dp_additive_model(
     del data, table
     terms = Terms(kind, num_columns, bent, column, knots, intervals)
     # With a log link public numbers alone decide on curves.
-    may_choose = Rule.of(terms.kind.loss).gain is not None
+    may_choose = kind.has_labels or not kind.loss.has_log_link
     may_choose &= is_seen(num_samples, terms.num_functions, total)
     if intervals or not (knots and may_choose):
         fitted = _all_terms(terms, examples, key, total, execution)
@@ -205,7 +206,7 @@ class Terms(NamedTuple):
         """Returns the unit of lines beyond the last knots."""
         if self.intervals and self.knots:
             return 0.0
-        return Rule.of(self.kind.loss).tail if self.knots == FINE else LINE
+        return TAIL if self.kind.has_labels and self.knots == FINE else LINE
 
     @property
     def own(self) -> tuple[int, ...]:
@@ -367,9 +368,7 @@ def _released_choice(
     kind, num_samples = terms.kind, len(examples.targets)
     first_key, gain_key, *rare_key = keys
     num_weights = (len(terms.knots) - 1) * len(terms.bent) * kind.loss.num_outputs
-    threshold = Rule.of(kind.loss).least_gain(
-        num_samples, num_weights, noise_multiplier
-    )
+    threshold = least_gain(kind, num_samples, num_weights, noise_multiplier)
     noise = gain_noise(num_samples, terms.num_functions, noise_multiplier)
     shares = shares_of(kind, noise, threshold)
     threshold += 2 * noise / shares["bends"]  # two standard deviations of the gain
