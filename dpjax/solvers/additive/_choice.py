@@ -79,12 +79,9 @@ def released_gain(
     multipliers = {
         name: noise_multiplier / math.sqrt(share) for name, share in shares.items()
     }
-    functions, slopes, curvatures, num_clipped = _tested(
-        kind, examples, predictions, constant
-    )
-    matrix = _straightened(
-        kind.axis_name, functions, curvatures, moments_key, multipliers["bend_moments"]
-    )
+    functions, slopes, num_clipped = _tested(kind, examples, predictions, constant)
+    moments = examples.weights, moments_key, multipliers["bend_moments"]
+    matrix = _straightened(kind.axis_name, functions, *moments)
     bends = _bends(functions, matrix)
     norm = noisy_quantile(
         size_key,
@@ -105,14 +102,13 @@ def released_gain(
 @partial(jax.jit, static_argnums=0)
 def _tested(
     kind: ModelKind, examples: Examples, predictions: jax.Array, constant: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """Returns each record's functions, slopes and curvatures, to test if curves help.
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Returns each record's functions and slopes, to test if curves help.
 
     Functions (n, k, 4) of each of k columns are the constant 1, a line, and two hats.
-    Slopes (n, K) and curvatures (n,), in [0, 1], are first and second derivatives of
-    the loss at `predictions`, times weights. The last number says how many records may
-    be clipped. For labels it is at most a quarter of those without the most frequent
-    label, because their slopes are largest.
+    Slopes (n, K) are derivatives of the loss at `predictions`, times weights. The last
+    number says how many records may be clipped. For labels it is at most a quarter of
+    those without the most frequent label, because their slopes are largest.
     """
     features, targets, offsets, weights = examples
     clipped = jnp.asarray(_CLIPPED, constant.dtype)
@@ -123,24 +119,20 @@ def _tested(
     shift = offsets[:, None] if several else offsets
     slopes = kind.loss.derivative(predictions + shift, targets)
     slopes = jnp.nan_to_num(slopes).reshape(len(targets), -1) * weights[:, None]
-    curvatures = weights
-    if kind.has_labels and not several:
-        bends = kind.loss.curvature(predictions + shift, targets)
-        curvatures = weights * jnp.clip(bends / kind.loss.curvature_bound, 0.0, 1.0)
     functions = [
         jnp.ones_like(features),
         jnp.clip(features / _LINE, -1.0, 1.0),
         jnp.clip(-features / _HAT, 0.0, 1.0),
         jnp.clip(features / _HAT, 0.0, 1.0),
     ]
-    return jnp.stack(functions, axis=-1), slopes, curvatures, clipped * len(targets)
+    return jnp.stack(functions, axis=-1), slopes, clipped * len(targets)
 
 
 @partial(jax.jit, static_argnums=0)
 def _straightened(
     axis_name: Any,  # mesh axes of the records
     functions: jax.Array,  # four of each column, (n, k, 4)
-    curvatures: jax.Array,  # (n,), in [0, 1]
+    weights: jax.Array,  # (n,), in [0, 1]
     key: Key,
     multiplier: Scalar,  # the noise multiplier
 ) -> jax.Array:
@@ -149,20 +141,20 @@ def _straightened(
     With them `_bends` makes two functions of each of k columns: combinations of hats,
     constant and line, uncorrelated with the latter two, of about unit spread. They
     follow from a noisy mean of squares and products of a record's four functions, times
-    the curvature. No two records are at an obtuse angle, as their inner product is a
+    its weight. No two records are at an obtuse angle, as their inner product is a
     sum of squares of inner products of functions.
     """
     num_columns = functions.shape[1]
     rows, columns = jnp.triu_indices(4)
 
     def products(moments, record):
-        values, curvature = record
-        return jnp.sum(moments * values[:, rows] * values[:, columns]) * curvature
+        values, weight = record
+        return jnp.sum(moments * values[:, rows] * values[:, columns]) * weight
 
     # Of most columns the squares are below 1, and that of ones is 1.
     clipping = SetClipping(math.sqrt(2 * num_columns), math.sqrt(2))
     shape = jnp.zeros((num_columns, len(rows)), functions.dtype)
-    args = clipping, (functions, curvatures), multiplier, key, axis_name
+    args = clipping, (functions, weights), multiplier, key, axis_name
     means = noisy_mean(*args, product=products, weights=shape)
     noise = clipping.noise_parameters(multiplier, len(functions), shape.size)["stddev"]
     # All numbers below are released.

@@ -36,9 +36,9 @@ TAIL = 0.05
 # The largest share of the budget for a gain, and the largest noise of a gain by which
 # it is still chosen. Gains of real sets are 5 to 20 times 1e-4 in these units.
 MOST_SHARE, _MOST_NOISE = 0.05, 3e-4
-# The least gain for curves: for labels, in expected squares of the noise in all weights
-# of curves, and at most; for other targets, a factor of (noise multiplier + 1) / n.
-_NOISES, _MOST_GAIN, _GAIN = 30.0, 4e-4, 5.0
+# The least gain for curves, in (noise multiplier + 1) / n, except for labels; for these
+# one in expected squares of the noise in all weights of curves, and the largest one.
+_GAIN, _NOISES, _MOST_GAIN = 5.0, 30.0, 4e-4
 
 
 def is_seen(num_samples: int, num_functions: int, noise_multiplier: float) -> bool:
@@ -64,10 +64,11 @@ def least_gain(
 
     The curves have `num_weights` weights.
     """
-    if kind.has_labels:
-        by_noise = num_weights * _variance(num_samples, noise_multiplier)
-        return min(_NOISES * by_noise, _MOST_GAIN)
-    return _GAIN * (noise_multiplier + 1) / num_samples
+    by_records = (noise_multiplier + 1) / num_samples
+    if not kind.has_labels:
+        return _GAIN * by_records
+    by_noise = _NOISES * num_weights * _variance(num_samples, noise_multiplier)
+    return min(max(by_records, by_noise), _MOST_GAIN)
 
 
 def knots_of(
