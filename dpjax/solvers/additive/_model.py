@@ -68,7 +68,7 @@ def dp_additive_model(
     the last knots. A curve is a sum of hat functions, which `dp_linear_model` fits as
     features of the record. Public numbers determine the knots: 11 or 13 in most models,
     none at a small budget, where the model is linear. With a log link columns bend
-    whenever there are knots; otherwise this is a private choice, for 4 to 12 percent of
+    whenever there are knots; otherwise this is a private choice, for 4 to 13 percent of
     the budget: `docs/guides/curves.md` has its rule.
 
     With `intervals` curves have bands: see `Solution.bands`. Bands would not count a
