@@ -30,6 +30,7 @@ _CLIPPED = 0.05  # the largest share of the records with clipped products
 # Added to the eigenvalues of moments, and to the moments of bends, in mean weights, so
 # that few records make no gain.
 _FLOOR, _RARE = 1e-3, 0.01
+_LEAST_CURVATURE = 0.05  # of the constant prediction, over the loss's bound
 RARE_SHARE = 0.005  # of the budget, for choosing columns that are mostly zero
 # The share of records beside zero below which functions of them cost little even if
 # they gain nothing. Of capital gains and losses 5 to 9 in 100 are not zero, of most
@@ -45,9 +46,8 @@ def shares_of(
     """Returns shares of the budget for the private choice between lines and curves."""
     # `first_fit` is for a linear model, the other shares are for `released_gain`.
     bends = min(noise / (_NOISE * threshold), MOST_SHARE)
-    size = _LABEL_SIZE if kind.has_labels else _SIZE
-    first = max(bends, _LEAST)
-    return {"first_fit": first, "bends": bends, "bend_size": size} | _SHARES
+    first, size = max(bends, _LEAST), _LABEL_SIZE if kind.has_labels else _SIZE
+    return _SHARES | {"first_fit": first, "bends": bends, "bend_size": size}
 
 
 def released_gain(
@@ -79,10 +79,10 @@ def released_gain(
     multipliers = {
         name: noise_multiplier / math.sqrt(share) for name, share in shares.items()
     }
-    functions, slopes, num_clipped = _tested(kind, examples, predictions, constant)
-    moments = examples.weights, moments_key, multipliers["bend_moments"]
-    matrix = _straightened(kind.axis_name, functions, *moments)
-    bends = _bends(functions, matrix)
+    tested = _tested(kind, examples, predictions, constant)
+    functions, slopes, curvatures, num_clipped = tested
+    moments = curvatures, moments_key, multipliers["bend_moments"]
+    bends = _bends(functions, _straightened(kind.axis_name, functions, *moments))
     norm = noisy_quantile(
         size_key,
         gathered(row_norms(bends) * row_norms(slopes)),
@@ -102,13 +102,15 @@ def released_gain(
 @partial(jax.jit, static_argnums=0)
 def _tested(
     kind: ModelKind, examples: Examples, predictions: jax.Array, constant: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns each record's functions and slopes, to test if curves help.
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """Returns each record's functions, slopes and curvatures, to test if curves help.
 
     Functions (n, k, 4) of each of k columns are the constant 1, a line, and two hats.
-    Slopes (n, K) are derivatives of the loss at `predictions`, times weights. The last
-    number says how many records may be clipped. For labels it is at most a quarter of
-    those without the most frequent label, because their slopes are largest.
+    Slopes (n, K) are derivatives of the loss at `predictions`, times weights, and
+    curvatures (n,), in [0, 1], second derivatives in units of the one at `constant`,
+    which is small where labels are rare. The last number says how many records may be
+    clipped. For labels it is at most a quarter of those without the most frequent
+    label, because their slopes are largest.
     """
     features, targets, offsets, weights = examples
     clipped = jnp.asarray(_CLIPPED, constant.dtype)
@@ -119,20 +121,26 @@ def _tested(
     shift = offsets[:, None] if several else offsets
     slopes = kind.loss.derivative(predictions + shift, targets)
     slopes = jnp.nan_to_num(slopes).reshape(len(targets), -1) * weights[:, None]
+    curvatures = weights
+    if kind.has_labels and not several:
+        bends = kind.loss.curvature(predictions + shift, targets)
+        usual = kind.loss.curvature(jnp.broadcast_to(constant, targets.shape), targets)
+        least = _LEAST_CURVATURE * kind.loss.curvature_bound
+        curvatures = weights * jnp.clip(bends / jnp.maximum(usual, least), 0.0, 1.0)
     functions = [
         jnp.ones_like(features),
         jnp.clip(features / _LINE, -1.0, 1.0),
         jnp.clip(-features / _HAT, 0.0, 1.0),
         jnp.clip(features / _HAT, 0.0, 1.0),
     ]
-    return jnp.stack(functions, axis=-1), slopes, clipped * len(targets)
+    return jnp.stack(functions, axis=-1), slopes, curvatures, clipped * len(targets)
 
 
 @partial(jax.jit, static_argnums=0)
 def _straightened(
     axis_name: Any,  # mesh axes of the records
     functions: jax.Array,  # four of each column, (n, k, 4)
-    weights: jax.Array,  # (n,), in [0, 1]
+    curvatures: jax.Array,  # (n,), in [0, 1]
     key: Key,
     multiplier: Scalar,  # the noise multiplier
 ) -> jax.Array:
@@ -141,20 +149,20 @@ def _straightened(
     With them `_bends` makes two functions of each of k columns: combinations of hats,
     constant and line, uncorrelated with the latter two, of about unit spread. They
     follow from a noisy mean of squares and products of a record's four functions, times
-    its weight. No two records are at an obtuse angle, as their inner product is a
+    the curvature. No two records are at an obtuse angle, as their inner product is a
     sum of squares of inner products of functions.
     """
     num_columns = functions.shape[1]
     rows, columns = jnp.triu_indices(4)
 
     def products(moments, record):
-        values, weight = record
-        return jnp.sum(moments * values[:, rows] * values[:, columns]) * weight
+        values, curvature = record
+        return jnp.sum(moments * values[:, rows] * values[:, columns]) * curvature
 
     # Of most columns the squares are below 1, and that of ones is 1.
     clipping = SetClipping(math.sqrt(2 * num_columns), math.sqrt(2))
     shape = jnp.zeros((num_columns, len(rows)), functions.dtype)
-    args = clipping, (functions, weights), multiplier, key, axis_name
+    args = clipping, (functions, curvatures), multiplier, key, axis_name
     means = noisy_mean(*args, product=products, weights=shape)
     noise = clipping.noise_parameters(multiplier, len(functions), shape.size)["stddev"]
     # All numbers below are released.
