@@ -12,24 +12,25 @@ from dpjax import _keys
 from dpjax._sharding import gathered
 from dpjax._types import Key, Scalar
 from dpjax.estimators import Clipping
-from dpjax.solvers.additive._curves import MOST_FINEST, MOST_SHARE, STEP, gain_noise
+from dpjax.solvers.additive._curves import MOST_FINEST, MOST_SHARE, STEP
 from dpjax.solvers.linear._fit import row_norms
 from dpjax.solvers.linear._kind import Examples, ModelKind
 from dpjax.solvers.statistics._noisy_mean import SetClipping, noisy_mean
 from dpjax.solvers.statistics._noisy_quantile import noisy_quantile
 
-# Shares of the budget: the moments of the tested functions and the bound of products;
-# and the mean of slopes, except for labels.
-_SHARES, _SLOPE_MEAN = {"bend_moments": 0.01, "bend_size": 0.005}, 0.002
+# Shares of the budget: the moments of the tested functions and the mean of slopes; and
+# the bound of products, which for labels may depend on few records.
+_SHARES, _SIZE, _LABEL_SIZE = {"bend_moments": 0.01, "slope_mean": 0.002}, 0.005, 0.02
 # The linear model that is tested has the same share as the mean of products, but at
 # least this.
 _LEAST = 0.02
 _NOISE = 0.05  # of a gain, in thresholds: more precision is useless
 _LINE, _HAT = 4.0, 2.0  # the ends of the tested line and hats
-_CLIPPED = 0.05  # share of the records with clipped products
+_CLIPPED = 0.05  # the largest share of the records with clipped products
 # Added to the eigenvalues of moments, and to the moments of bends, in mean weights, so
 # that few records make no gain.
 _FLOOR, _RARE = 1e-3, 0.01
+_LEAST_CURVATURE = 0.05  # of the constant prediction, over the loss's bound
 RARE_SHARE = 0.005  # of the budget, for choosing columns that are mostly zero
 # The share of records beside zero below which functions of them cost little even if
 # they gain nothing. Of capital gains and losses 5 to 9 in 100 are not zero, of most
@@ -39,25 +40,21 @@ _FEW = 0.15
 
 def shares_of(
     kind: ModelKind,  # the static description of the model
+    noise: float,  # the stddev of a gain that is released with the whole budget
     threshold: float,  # the least gain (reduction of the loss) for curves
-    num_samples: int,
-    num_functions: int,  # tested functions: two for each column and output
-    noise_multiplier: float,  # of all releases together
 ) -> dict[str, float]:  # by name of the release; the final model has the rest
     """Returns shares of the budget for the private choice between lines and curves."""
     # `first_fit` is for a linear model, the other shares are for `released_gain`.
-    noise = gain_noise(num_samples, num_functions, noise_multiplier)
-    if kind.has_labels:
-        return {"first_fit": MOST_SHARE, "bends": MOST_SHARE} | _SHARES
     bends = min(noise / (_NOISE * threshold), MOST_SHARE)
-    first = max(bends, _LEAST)
-    return {"first_fit": first, "bends": bends, "slope_mean": _SLOPE_MEAN} | _SHARES
+    first, size = max(bends, _LEAST), _LABEL_SIZE if kind.has_labels else _SIZE
+    return _SHARES | {"first_fit": first, "bends": bends, "bend_size": size}
 
 
 def released_gain(
     kind: ModelKind,  # the static description of the model
     examples: Examples,  # features: the columns that may have curves
     predictions: jax.Array,  # of the linear model, (n,) or (n, K)
+    constant: jax.Array,  # the best constant prediction, released
     *,
     key: Key,
     noise_multiplier: float,
@@ -74,7 +71,7 @@ def released_gain(
     bend. The squares are summed, less the expected square of the noise.
 
     Privacy:
-        Under replace-one as up to four Gaussian mechanisms, of the noise multiplier
+        Under replace-one as four Gaussian mechanisms, of the noise multiplier
         over the roots of their shares. Moments are means of vectors clipped to a public
         norm; slopes and products are clipped to a released norm, a noisy quantile.
     """
@@ -82,39 +79,44 @@ def released_gain(
     multipliers = {
         name: noise_multiplier / math.sqrt(share) for name, share in shares.items()
     }
-    functions, slopes, curvatures = _tested(kind, examples, predictions)
-    matrix = _straightened(
-        kind.axis_name, functions, curvatures, moments_key, multipliers["bend_moments"]
-    )
-    bends = _bends(functions, matrix)
+    tested = _tested(kind, examples, predictions, constant)
+    functions, slopes, curvatures, num_clipped = tested
+    moments = curvatures, moments_key, multipliers["bend_moments"]
+    bends = _bends(functions, _straightened(kind.axis_name, functions, *moments))
     norm = noisy_quantile(
         size_key,
         gathered(row_norms(bends) * row_norms(slopes)),
-        num_above=_CLIPPED * len(slopes),
+        num_above=num_clipped,
         noise_multiplier=multipliers["bend_size"],
     )
-    # Clipped slopes of skewed targets have a mean. Noisy moments do not remove all of a
-    # constant, so this mean would add to the gain. It is released and subtracted.
-    # Slopes of labels are bounded, with a mean near zero.
-    if multiplier := multipliers.get("slope_mean"):
-        mean_key, slope_key = _keys.split(mean_key)
-        # The norm of bends of unit spread is about the root of their number.
-        largest = norm / math.sqrt(bends.shape[1])
-        slopes = _centered(kind.axis_name, slopes, largest, slope_key, multiplier)
-    return _gain(kind.axis_name, bends, slopes, norm, mean_key, multipliers["bends"])
+    # Clipped slopes of skewed targets have a mean, and so have slopes of labels if the
+    # first model is inaccurate. Noisy moments do not remove all of a constant, so this
+    # mean would add to the gain. It is released and subtracted.
+    mean_key, slope_key = _keys.split(mean_key)
+    # The norm of bends of unit spread is about the root of their number.
+    largest, axes = norm / math.sqrt(bends.shape[1]), kind.axis_name
+    slopes = _centered(axes, slopes, largest, slope_key, multipliers["slope_mean"])
+    return _gain(axes, bends, slopes, norm, mean_key, multipliers["bends"])
 
 
 @partial(jax.jit, static_argnums=0)
 def _tested(
-    kind: ModelKind, examples: Examples, predictions: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+    kind: ModelKind, examples: Examples, predictions: jax.Array, constant: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     """Returns each record's functions, slopes and curvatures, to test if curves help.
 
     Functions (n, k, 4) of each of k columns are the constant 1, a line, and two hats.
-    Slopes (n, K) and curvatures (n,), in [0, 1], are first and second derivatives of
-    the loss at `predictions`, times weights.
+    Slopes (n, K) are derivatives of the loss at `predictions`, times weights, and
+    curvatures (n,), in [0, 1], second derivatives in units of the one at `constant`,
+    which is small where labels are rare. The last number says how many records may be
+    clipped. For labels it is at most a quarter of those without the most frequent
+    label, because their slopes are largest.
     """
     features, targets, offsets, weights = examples
+    clipped = jnp.asarray(_CLIPPED, constant.dtype)
+    if kind.has_labels:
+        scores = constant if constant.ndim else jnp.stack([constant, 0 * constant])
+        clipped = jnp.minimum(clipped, (1 - jnp.max(jax.nn.softmax(scores))) / 4)
     several = predictions.ndim > 1
     shift = offsets[:, None] if several else offsets
     slopes = kind.loss.derivative(predictions + shift, targets)
@@ -122,14 +124,16 @@ def _tested(
     curvatures = weights
     if kind.has_labels and not several:
         bends = kind.loss.curvature(predictions + shift, targets)
-        curvatures = weights * jnp.clip(bends / kind.loss.curvature_bound, 0.0, 1.0)
+        usual = kind.loss.curvature(jnp.broadcast_to(constant, targets.shape), targets)
+        least = _LEAST_CURVATURE * kind.loss.curvature_bound
+        curvatures = weights * jnp.clip(bends / jnp.maximum(usual, least), 0.0, 1.0)
     functions = [
         jnp.ones_like(features),
         jnp.clip(features / _LINE, -1.0, 1.0),
         jnp.clip(-features / _HAT, 0.0, 1.0),
         jnp.clip(features / _HAT, 0.0, 1.0),
     ]
-    return jnp.stack(functions, axis=-1), slopes, curvatures
+    return jnp.stack(functions, axis=-1), slopes, curvatures, clipped * len(targets)
 
 
 @partial(jax.jit, static_argnums=0)

@@ -3,13 +3,13 @@
 import math
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from dpjax.losses import LinearLoss
+from dpjax.solvers.linear._kind import ModelKind
 from dpjax.solvers.training._curves import Curves, bounded, hats
 
 _COARSE = (-2.0, 0.0, 2.0)
@@ -30,10 +30,15 @@ LINE, HEIGHT = 0.5, 2.0
 # With w weights, noise hides no second derivative if the records, over the noise
 # multiplier and w^1.5, are at least this many.
 _CLEAR_RECORDS = 190.0
-_TAIL = 0.05  # unit of lines beyond the fine knots, for labels
+# Unit of lines beyond the fine knots, for labels. With a small unit large values use
+# less of a record's clip norm, but these lines are fitted later.
+TAIL = 0.05
 # The largest share of the budget for a gain, and the largest noise of a gain by which
 # it is still chosen. Gains of real sets are 5 to 20 times 1e-4 in these units.
 MOST_SHARE, _MOST_NOISE = 0.05, 3e-4
+# The least gain for curves, in (noise multiplier + 1) / n, except for labels; for these
+# one in expected squares of the noise in all weights of curves, and the largest one.
+_GAIN, _NOISES, _MOST_GAIN = 5.0, 30.0, 4e-4
 
 
 def is_seen(num_samples: int, num_functions: int, noise_multiplier: float) -> bool:
@@ -44,54 +49,26 @@ def is_seen(num_samples: int, num_functions: int, noise_multiplier: float) -> bo
 
 def gain_noise(num_samples: int, num_functions: int, noise_multiplier: float) -> float:
     """Returns the standard deviation of a gain released with the whole budget."""
-    stddev = 2 * noise_multiplier / num_samples
-    return stddev**2 * math.sqrt(2 * num_functions)
+    return _variance(num_samples, noise_multiplier) * math.sqrt(2 * num_functions)
 
 
-class Rule(NamedTuple):
-    """Holds a loss's public rule for whether columns get curves, and how many knots.
+def _variance(num_samples: int, noise_multiplier: float) -> float:
+    """Returns the variance of a mean, in squares of the clip norm, never zero."""
+    return max(2 * noise_multiplier / num_samples, 1e-15) ** 2
 
-    With a small unit of lines, large values use less of a record's clip norm, but the
-    lines beyond the knots are fitted later.
+
+def least_gain(
+    kind: ModelKind, num_samples: int, num_weights: int, noise_multiplier: float
+) -> float:
+    """Returns the least gain, in squares of the clip norm, for curves to be fitted.
+
+    The curves have `num_weights` weights.
     """
-
-    records: tuple[float, float]  # for coarse and fine knots: see `knots`
-    fine: tuple[float, ...]  # the fine knots
-    tail: float  # the unit of lines beyond the fine knots
-    # Of the least gain for curves, in squares of the clip norm: a factor of (noise
-    # multiplier + 1) / n, and the largest. None: public numbers alone decide.
-    gain: tuple[float, float] | None
-    bends_unseen: bool  # whether columns bend if the noise would hide the gain
-
-    @classmethod
-    def of(cls, loss: LinearLoss) -> "Rule":
-        """Returns a loss's rule for how many records, and how much gain, curves need.
-
-        Labels and log links need less, because they bound the influence of a record or
-        its relative error. Other targets may be nearly all noise, with heavy tails,
-        which curves overfit sooner than lines do.
-        """
-        if loss.num_outputs > 1 or loss.target_range == (-1.0, 1.0):
-            return cls((8.0, 12.0), FINE, _TAIL, (2.0, 4e-4), bends_unseen=True)
-        if loss.has_log_link:
-            return cls((45.0, 20.0), FINE_LOG_LINK, LINE, None, bends_unseen=True)
-        return cls((60.0, 25.0), FINE, LINE, (5.0, math.inf), bends_unseen=False)
-
-    def knots(
-        self, num_clear: float, num_columns: int, num_smooth: int
-    ) -> tuple[float, ...]:
-        """Returns the positions of knots for every curve: fine, coarse, or () for none.
-
-        They are the finest for which `num_clear`, the number of records over the noise
-        multiplier and the number of outputs, is at least the number of weights times a
-        constant of the loss. `num_smooth` of `num_columns` columns may have curves.
-        """
-        coarse, fine = self.records
-        for num_records, knots in ((fine, self.fine), (coarse, _COARSE)):
-            num_weights = num_columns + num_smooth * (len(knots) - 1)
-            if num_smooth and num_clear >= num_records * num_weights:
-                return knots
-        return ()
+    by_records = (noise_multiplier + 1) / num_samples
+    if not kind.has_labels:
+        return _GAIN * by_records
+    by_noise = _NOISES * num_weights * _variance(num_samples, noise_multiplier)
+    return min(max(by_records, by_noise), _MOST_GAIN)
 
 
 def knots_of(
@@ -101,13 +78,31 @@ def knots_of(
     num_smooth: int,  # of the columns, those that may have curves
     noise_multiplier: float,  # of all releases together
 ) -> tuple[float, ...]:
-    """Returns the positions of the knots of every curve, () for a linear model."""
-    # They follow from public numbers: more records, and less noise, allow more knots.
-    rule, num_functions = Rule.of(loss), 2 * num_smooth * loss.num_outputs
-    if not (rule.bends_unseen or is_seen(num_samples, num_functions, noise_multiplier)):
-        return ()
-    num_clear = num_samples / (noise_multiplier * loss.num_outputs)
-    return rule.knots(num_clear, num_columns, num_smooth)
+    """Returns the positions of the knots of every curve, () for a linear model.
+
+    They are the finest for which there are enough records for all weights. Labels and
+    log links need fewer, because they bound the influence of a record or its relative
+    error. Other targets may be nearly all noise, with heavy tails, which curves overfit
+    sooner than lines do.
+    """
+    # The records that a weight needs, for fine and coarse knots, are a factor of the
+    # noise multiplier, and a number to add. If the noise would hide the gain, curves
+    # have at most the last number of knots.
+    if loss.num_outputs > 1 or loss.target_range == (-1.0, 1.0):
+        fine, coarse, most = (12.0, 17.0), (5.0, 100.0), len(_COARSE)
+    elif loss.has_log_link:
+        fine, coarse, most = (20.0, 0.0), (45.0, 0.0), len(FINE_LOG_LINK)
+    else:
+        fine, coarse, most = (25.0, 0.0), (60.0, 0.0), 0
+    seen = is_seen(num_samples, 2 * num_smooth * loss.num_outputs, noise_multiplier)
+    finest = FINE_LOG_LINK if loss.has_log_link else FINE
+    for (by_noise, alone), knots in ((fine, finest), (coarse, _COARSE)):
+        num_weights = num_columns + num_smooth * (len(knots) - 1)
+        num_needed = num_weights * (by_noise * noise_multiplier + alone)
+        is_clear = num_samples >= num_needed * loss.num_outputs
+        if num_smooth and is_clear and (seen or len(knots) <= most):
+            return knots
+    return ()
 
 
 def banded_knots_of(

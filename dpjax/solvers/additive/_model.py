@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,13 +25,15 @@ from dpjax.solvers.additive._curves import (
     LINE,
     MOST_FINEST,
     NARROW,
+    TAIL,
     Hats,
-    Rule,
     at_finest,
     banded_knots_of,
     curves_of,
+    gain_noise,
     is_seen,
     knots_of,
+    least_gain,
 )
 from dpjax.solvers.linear._columns import fit_columns, on_sample, problem
 from dpjax.solvers.linear._kind import Examples, ModelKind
@@ -66,7 +68,7 @@ def dp_additive_model(
     the last knots. A curve is a sum of hat functions, which `dp_linear_model` fits as
     features of the record. Public numbers determine the knots: 11 or 13 in most models,
     none at a small budget, where the model is linear. With a log link columns bend
-    whenever there are knots; otherwise this is a private choice, for 4 to 12 percent of
+    whenever there are knots; otherwise this is a private choice, for 4 to 13 percent of
     the budget: `docs/guides/curves.md` has its rule.
 
     With `intervals` curves have bands: see `Solution.bands`. Bands would not count a
@@ -166,7 +168,7 @@ def dp_additive_model(
     del data, table
     terms = Terms(kind, num_columns, bent, column, knots, intervals)
     # With a log link public numbers alone decide on curves.
-    may_choose = Rule.of(terms.kind.loss).gain is not None
+    may_choose = kind.has_labels or not kind.loss.has_log_link
     may_choose &= is_seen(num_samples, terms.num_functions, total)
     if intervals or not (knots and may_choose):
         fitted = _all_terms(terms, examples, key, total, execution)
@@ -204,7 +206,7 @@ class Terms(NamedTuple):
         """Returns the unit of lines beyond the last knots."""
         if self.intervals and self.knots:
             return 0.0
-        return Rule.of(self.kind.loss).tail if self.knots == FINE else LINE
+        return TAIL if self.kind.has_labels and self.knots == FINE else LINE
 
     @property
     def own(self) -> tuple[int, ...]:
@@ -365,12 +367,11 @@ def _released_choice(
     """
     kind, num_samples = terms.kind, len(examples.targets)
     first_key, gain_key, *rare_key = keys
-    # With less noise and more records, a smaller gain suffices for curves.
-    by_noise, largest = cast(tuple[float, float], Rule.of(kind.loss).gain)
-    threshold = min(by_noise * (noise_multiplier + 1) / num_samples, largest)
-    shares = shares_of(
-        kind, threshold, num_samples, terms.num_functions, noise_multiplier
-    )
+    num_weights = (len(terms.knots) - 1) * len(terms.bent) * kind.loss.num_outputs
+    threshold = least_gain(kind, num_samples, num_weights, noise_multiplier)
+    noise = gain_noise(num_samples, terms.num_functions, noise_multiplier)
+    shares = shares_of(kind, noise, threshold)
+    threshold += 2 * noise / shares["bends"]  # two standard deviations of the gain
     line, line_stats, *_ = terms._replace(knots=()).fit(
         examples,
         first_key,
@@ -383,6 +384,7 @@ def _released_choice(
         kind,
         bending,
         predictions,
+        line_stats.get("constant", jnp.zeros((), predictions.dtype)),
         key=gain_key,
         noise_multiplier=noise_multiplier,
         shares=shares,

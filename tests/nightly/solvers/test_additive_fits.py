@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dpjax import losses
-from dpjax.solvers import Execution
+from dpjax.solvers import Execution, dp_additive_model
 from dpjax.solvers.additive._curves import FINE, FINEST
 from tests.unit.solvers.test_additive_model import NUM, bent, solve, table
 
@@ -46,6 +46,20 @@ def test_columns_bend_where_that_gains(name, is_bent):
     solution = solve(LOSSES.get(name, name), data=data, epsilon=4.0)
     assert solution.params.knots == (FINEST if name == "logistic" else FINE)
     assert bool(jnp.any(solution.params.heights != 0)) == is_bent
+
+
+def test_columns_stay_straight_where_labels_are_rare():
+    # The first model is inaccurate, so that its slopes have a mean.
+    rng = np.random.default_rng(3)
+    features = rng.normal(size=(16_000, 6))
+    features[:, -1] = 1.0
+    labels = features[:, 0] - 4 > rng.logistic(size=16_000)
+    for key in range(3):
+        options = {"epsilon": 0.5, "delta": 1e-5, "key": jax.random.key(key)}
+        model = dp_additive_model(
+            "logistic", (features, labels), smooth=range(5), intercept=5, **options
+        )
+        assert "gain" in model.stats and not model.params.heights.any()
 
 
 @pytest.mark.parametrize("is_bent", [False, True])

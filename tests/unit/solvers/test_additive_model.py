@@ -12,7 +12,7 @@ from dpjax.accounting import PrivacyGuarantee
 from dpjax.solvers import Curves, Solution, dp_additive_model, dp_linear_model
 from dpjax.solvers.additive import _curves, _model
 from dpjax.solvers.additive._choice import rare_columns
-from dpjax.solvers.additive._curves import FINE, FINEST, NARROW, Hats, Rule
+from dpjax.solvers.additive._curves import FINE, FINEST, NARROW, Hats
 from dpjax.solvers.linear._kind import Examples, ModelKind
 from tests.unit.refusals import refused
 
@@ -137,16 +137,20 @@ def test_at_a_small_budget_it_is_the_linear_model():
 
 
 def test_knots_follow_from_public_numbers():
-    labels, numbers = [[0, 0, 0], [0, 3, 11], [0, 0, 3]], [[0] * 3, [0, 0, 11], [0] * 3]
-    cases = [(loss, labels) for loss in (losses.logistic, losses.softmax(3))]
-    cases += [(loss, numbers) for loss in (losses.huber(1.0), losses.squared)]
-    amounts = [[0, 0, 0], [0, 0, 13], [0, 0, 3]]
+    most = losses.logistic, losses.softmax(3), losses.huber(1.0), losses.squared
+    cases = [(loss, [[0, 0, 0], [0, 11, 11], [0, 0, 3]]) for loss in most]
+    amounts = [[0, 0, 0], [0, 13, 13], [0, 0, 13]]
     for loss, counts in [*cases, (losses.poisson(10.0), amounts)]:
-        rule = Rule.of(loss)
+        sizes = [loss.num_outputs * n for n in (300, 2_000, 25_000)]
         assert counts == [
-            [len(rule.knots(clear, 10, smooth)) for clear in (10, 300, 1e4)]
+            [len(_curves.knots_of(loss, n, 10, smooth, 1.0)) for n in sizes]
             for smooth in (0, 5, 100)
         ]
+    # Where noise would hide a gain, models of labels have three knots at most.
+    sizes = [
+        len(_curves.knots_of(losses.logistic, n, 9, 4, 30.0)) for n in (9_000, 10**6)
+    ]
+    assert sizes == [3, 11]
     kind = ModelKind(losses.logistic, True, False, None)
     terms = _model.Terms(kind, 10, (), 9, FINE, False)
     num = 60 * (10 + 2 * len(NARROW))
