@@ -66,8 +66,7 @@ class Constraint(abc.ABC):
             tolerance: slack of the set's inequalities, in units of the parameters.
 
         Raises:
-            ValueError: If tolerance is negative, params do not fit the set, or the set
-                has no test in closed form (`Polytope`).
+            ValueError: If tolerance < 0, params do not fit, or are traced (`Polytope`).
         """
         raise self._has_no("membership test")
 

@@ -67,8 +67,9 @@ class Polytope(VertexConstraint):
         """Returns whether the l2 distance to the hull is at most the tolerance."""
         _validate.non_negative(tolerance=tolerance)
         numbers = [*jax.tree.leaves(params), self.vertices]
-        if not all(map(_validate.is_concrete, numbers)):
-            return super().contains(params, tolerance)
+        rule = "concrete for a polytope: call contains outside of jit, vmap and grad"
+        is_fine = all(map(_validate.is_concrete, numbers))
+        _validate.require(is_fine, "params", "traced values", rule)
         vector, _ = flatten(params, "params")
         check_coordinates(vector.size, self.vertices.shape[1])
         vertices, point = (np.asarray(x, np.float64) for x in (self.vertices, vector))

@@ -191,7 +191,8 @@ def read_ledger(path: Path) -> Ledger:
     try:
         content = toml_content(path)
         if content["format"] != _FORMAT:
-            raise ValueError(f"its format is {content['format']}, not {_FORMAT}")
+            rule = f"not {_FORMAT}: use the version of dpjax that wrote it"
+            raise ValueError(f"its format is {content['format']!r}, {rule}")
         limit = of_type(dict, "limit", content["limit"])
         unit, source = limit.get("unit"), content.get("table")
         if source is not None:

@@ -192,8 +192,8 @@ def _column(name: str, entry: Any, allows_empty: bool) -> Numeric | Categorical 
     if not _has(entry, "categories"):
         return _numeric(where, entry, allows_empty)
     categories = entry["categories"]
-    rule = "a file with a list of one or more distinct texts or numbers, no nan, NaT "
-    rule += f"or <NA>, as categories of {where}"
+    rule = "a file with a list of one or more distinct texts or numbers, none blank, "
+    rule += f"nan, NaT or <NA> (1, 1.0 and true are equal), as categories of {where}"
     is_fine = isinstance(categories, list)
     is_fine = is_fine and all(isinstance(x, _CATEGORY) for x in categories)
     _require(is_fine, categories, rule)

@@ -134,8 +134,8 @@ def _names(header: str, delimiter: str) -> list[str]:
 
     if _UNPRINTED.search(header):
         raise ValueError(
-            "its header is not text in this encoding: give the file's --encoding, such "
-            "as latin-1 or cp1252"
+            "its header is not text in UTF-8, or in the encoding that was given: give "
+            "the file's --encoding, such as latin-1 or cp1252"
         )
     cells = _cells(pl.Series([header]), delimiter)
     if _opened(cells, delimiter).any():

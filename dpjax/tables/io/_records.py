@@ -208,13 +208,13 @@ def _types(metadata: Any, names: list[str], path: Path) -> dict[str, Layout]:
     schema = metadata.schema.to_arrow_schema()
     types = {}
     for name in names:
-        column = schema.field(name).type if name in schema.names else "nothing"
+        rule = f"names of columns of {path}, {schema.names}"
+        _validate.require(name in schema.names, "columns", name, rule)
+        column = schema.field(name).type
         layout = _numpy_type(column)
-        if layout is None:
-            raise ValueError(
-                "columns must be names of numbers, booleans or lists of them of one "
-                f"fixed length, got {name!r} of {column} in {path}."
-            )
+        rule = "columns of numbers, booleans, or lists of these of one fixed length"
+        shown = f"{name!r} of {column} in {path}"
+        _validate.require(layout is not None, "columns", shown, rule)
         types[name] = layout
     return types
 

@@ -243,7 +243,7 @@ delta = 0
     [
         (None, "dpjax ledger open FILE --epsilon E --delta D writes one"),
         ("[", LEDGER),
-        ("format = 2", "its format is 2, not 1"),
+        ("format = 2", "its format is 2, not 1: use the"),
         ("format = 1", LEDGER),
         (FULL.replace("7", "-3"), "must be non-negative"),
         *(

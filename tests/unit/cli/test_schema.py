@@ -177,7 +177,7 @@ OF_COLUMNS = [  # what the schema has of column a, or all of it
     ("columns.a = {categories = []}", "distinct"),
     ("columns.a = {categories = [1, true]}", "distinct"),
     ("columns.a = {categories = [[1]]}", "texts or numbers"),
-    ("columns.a = {categories = ['nan']}", "no nan, NaT or <NA>"),
+    ("columns.a = {categories = ['nan']}", "none blank, nan, NaT or <NA>"),
     ("columns.a = {categories = 'ab'}", "a list"),
 ]
 OF_AMOUNTS = [

@@ -50,14 +50,19 @@ def test_defaults_follow_from_the_task_and_the_sizes():
 
 @pytest.mark.parametrize(
     ("changes", "num_knots"),
-    [({}, 11), ({"epsilon": 1}, 3), ({"epsilon": 0.1}, 0), ({"max_features": 2}, None)],
+    [
+        ({}, 11),
+        ({"epsilon": 1}, 3),
+        ({"epsilon": 0.05}, 0),
+        ({"max_features": 2}, None),
+    ],
 )
 def test_the_plan_has_as_many_curves_as_the_solver_makes(changes, num_knots):
-    data = dataset()
+    data = dataset(1_500)
     plan = plan_of(data, **changes)
     assert plan.method == f"DP {'additive' if num_knots else 'linear'} model"
     if num_knots is not None:
-        options = {"smooth": [0, 1], "intercept": -1, "delta": 400**-1.1}
+        options = {"smooth": [0, 1], "intercept": -1, "delta": 1_500**-1.1}
         fit = functools.partial(dp_additive_model, "logistic", data.train, **options)
         epsilon = changes.get("epsilon", 8.0)
         solution = jax.eval_shape(lambda: fit(key=jax.random.key(0), epsilon=epsilon))

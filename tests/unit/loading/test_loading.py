@@ -136,7 +136,7 @@ def test_columns_and_files_that_cannot_be_read_are_refused(tmp_path):
     text, two, none, three = (tmp_path / f"{x}.npy" for x in (*arrays, "three"))
     for source, given, message in (
         (Parquet, (paths, ["name"]), "columns .*'name' of string"),
-        (Parquet, (paths[0], ["missing"]), "'missing' of nothing"),
+        (Parquet, (paths[0], ["missing"]), "names of columns of .*got 'missing'"),
         (Parquet, (paths, []), "columns must be a pytree of at least"),
         (Parquet, ([], ["int64"]), "files must be a path"),
         (Parquet, ([*paths, other], ["int64"]), "with the same columns"),

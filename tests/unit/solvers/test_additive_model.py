@@ -291,6 +291,6 @@ test_solutions_name_what_does_not_fit = refused(
     (lambda: OTHER.predict(np.ones((1, 2))), "params must be those of a linear"),
     (OTHER.shapes, "params must be those of an additive model"),
     (OTHER.bands, "params must be those of an additive model"),
-    (ADDITIVE.bands, "standard_errors must be those"),
+    (ADDITIVE.bands, "standard_errors must be given"),
     (lambda: ADDITIVE.bands(1.0), "level must be strictly between"),
 )

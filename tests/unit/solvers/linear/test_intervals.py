@@ -72,7 +72,9 @@ def test_the_price_is_that_of_the_call():
     assert solution.privacy == plain.privacy
     assert plain.standard_errors is None
     assert plain.correlations is None
-    with pytest.raises(ValueError, match="standard_errors must be those of a solver"):
+    with pytest.raises(
+        ValueError, match="standard_errors must be given for an interval"
+    ):
         plain.interval()
     for level in (0.0, 1.0, 95, np.nan):
         with pytest.raises(ValueError, match="level must be strictly between 0 and 1"):
