@@ -101,8 +101,8 @@ class Store(NamedTuple):
         # Any folder may have a number as its name, but only a state has this file.
         if not path.parent.joinpath("0.npz").exists():
             raise ValueError(
-                f"{self.option} must be a folder of one run's states alone, got "
-                f"{str(path.parent)!r}, which is none: choose a new folder."
+                f"{self.option} must be a new folder, or one of a run's states alone, "
+                f"got one that has {str(path.parent)!r}, which is not a state."
             )
         # If fewer processes saved it, this one has no file; the first has the digests.
         return unpacked(path if path.exists() else path.with_name("0.npz"))

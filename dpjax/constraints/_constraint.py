@@ -68,10 +68,10 @@ class Constraint(abc.ABC):
         Raises:
             ValueError: If tolerance < 0, params do not fit, or are traced (`Polytope`).
         """
-        raise self._has_no("membership test")
+        raise self._has_no("method contains")
 
     def _has_no(self, name: str) -> ValueError:
-        rule = f"constraint must be a set with a {name} in closed form, such as L2Ball"
+        rule = f"constraint must be a set with a {name}, as L2Ball has"
         return ValueError(f"{rule}, got {type(self).__name__}.")
 
     @abc.abstractmethod

@@ -134,7 +134,7 @@ class _Board:
             self._changed.notify_all()
             while awaited := [i for i in self._present if self._counts[i] <= index]:
                 if not self._changed.wait(deadline - time.monotonic()):
-                    raise TimeoutError(f"parties {awaited} sent nothing within timeout")
+                    raise TimeoutError(f"timeout: parties {awaited} sent no message")
             return [
                 self._last[i][index % 2] if self._counts[i] > index else None
                 for i in range(len(self._counts))

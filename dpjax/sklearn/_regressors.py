@@ -140,7 +140,7 @@ class Regressor(RegressorMixin, _linear.LinearEstimator):
         features, epsilon, delta, key = self._check(X)
         loss = self._loss()
         if exposure is not None and not loss.has_log_link:
-            raise ValueError("exposure must be None with a loss without log link.")
+            raise ValueError("exposure must be None but for poisson, gamma, tweedie.")
         targets, weights = targets_of(self, y, sample_weight, features)
         self._largest, offsets = None, None
         if exposure is not None:

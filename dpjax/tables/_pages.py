@@ -147,7 +147,7 @@ class Shape(NamedTuple):
         scale: float,  # in the user's units
         ends: tuple[float, float],  # of the column's range; infinite without a limit
     ) -> "Shape":
-        """Returns a numeric column's contributions at knots and ends, as plots need.
+        """Returns a numeric column's curve, for a plot: at knots and at (near) ends.
 
         `curve`, `knots` and `ends` are in scales from the center, (x - center) / scale.
         """

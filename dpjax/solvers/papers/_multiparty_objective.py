@@ -201,9 +201,9 @@ class _Party:
     """The part of one party in the search for the minimizer, which party 0 directs."""
 
     def __init__(self, secure_sum: SecureSum, plan, gradient_norm, num_records) -> None:
-        """Computes the party's share of the noise, and the grids of the secure sums."""
-        # `plan` has the objective and its noise, gradient_norm is the bound that the
-        # minimizer must meet, and num_records has each party's number of records.
+        """Computes a party's share of the noise, and the grids that round its sums."""
+        # `plan` has objective and noise, gradient_norm bounds the objective's gradient
+        # at the minimizer, and num_records has each party's number of records.
         self.secure_sum, self.gradient_norm = secure_sum, gradient_norm
         self.objective, self.convexity = plan.objective, plan.convexity
         self.share_stddev = plan.stddev / math.sqrt(secure_sum.num_secret_shares)

@@ -537,11 +537,11 @@ def _rows_of(
 def _shares(
     release: Statistics, num_records: int | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns shares (k, G) of categories in groups, and standard errors, for rows.
+    """Returns the shares (k, G) of k categories in G groups, and standard errors.
 
-    `num_records` is the public size of a single group. If it is None, N is the sum of k
-    noisy counts, and the noise of a share p = c / N has variance ((1 - p)^2 + (k - 1)
-    p^2) stddev^2 / N^2. Errors are infinite if the noise hides N.
+    A share is p = c / N, for a noisy count c. N is the group's public `num_records`, or
+    if that is None the sum of its k counts: then the noise of p has variance ((1 - p)^2
+    + (k - 1) p^2) stddev^2 / N^2, and errors are infinite unless N is above its noise.
     """
     counts, stddev = release.cells, release.stddev
     if num_records is not None:

@@ -70,7 +70,7 @@ def read_chunks(
     """Yields blocks of a file's records, as dicts from `names` to `Texts` (strings)."""
     header, delimiter, blocks = _begin(path, text_format)
     if missing := set(names) - set(header):
-        raise ValueError(f"its columns have changed, and {missing} are missing")
+        raise ValueError(f"its columns have changed: {missing} are gone, try again")
     places = {name: header.index(name) for name in names}
     for records in blocks:
         cells = _cells(records, delimiter)

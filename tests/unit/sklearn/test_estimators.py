@@ -167,7 +167,7 @@ REFUSED = [
         )
     ),
     (sk.DPTweedieRegressor(max_exposure=-1.0), ROWS, "max_exposure must be positive"),
-    (sk.DPAdditiveRegressor(max_exposure=1.0), EXPOSED, "None with a loss without"),
+    (sk.DPAdditiveRegressor(max_exposure=1.0), EXPOSED, "None but for poisson"),
     *(
         (kind(), ROWS | {"sample_weight": weights}, "max_weight must be the largest")
         for kind in (*MODELS, sk.DPMeanRegressor)
