@@ -186,7 +186,9 @@ def column_of(model: BaseEstimator, y: Any, X: np.ndarray) -> np.ndarray:
     name = type(model).__name__
     if y is None:
         raise ValueError(f"{name} requires y to be passed, but the target y is None.")
-    shape = getattr(y, "shape", None) or np.shape(y)
+    shape = getattr(
+        y, "shape", ()
+    )  # cells of a list are private, and so is their shape
     if len(shape) == 2 and shape[1] > 1:
         raise ValueError(
             f"y must be of shape (n,), one target, got {shape}. sklearn.multioutput "
