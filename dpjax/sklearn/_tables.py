@@ -186,9 +186,7 @@ def column_of(model: BaseEstimator, y: Any, X: np.ndarray) -> np.ndarray:
     name = type(model).__name__
     if y is None:
         raise ValueError(f"{name} requires y to be passed, but the target y is None.")
-    shape = getattr(
-        y, "shape", ()
-    )  # cells of a list are private, and so is their shape
+    shape = getattr(y, "shape", ())  # the cells of a list are private
     if len(shape) == 2 and shape[1] > 1:
         raise ValueError(
             f"y must be of shape (n,), one target, got {shape}. sklearn.multioutput "
