@@ -318,7 +318,7 @@ class Runs:
             for i in range(self.size):
                 yield lambda key, i=i: self.run_of(i, key), ()
 
-    def guarantees(self, key: Key, is_kept: bool) -> list[PrivacyGuarantee]:
+    def guarantees(self, key: Key, is_saved: bool) -> list[PrivacyGuarantee]:
         """Returns the guarantee of a run with each candidate; runs are only traced."""
         # So a search's cost is known before it. Rows of arrays share one entry.
         results = []
@@ -326,7 +326,7 @@ class Runs:
             try:
                 solution, value = jax.eval_shape(run, *inputs, key)
             except (jax.errors.JAXTypeError, jax.errors.JAXIndexError) as why:
-                given = "without checkpoint" if is_kept else "the guarantee of a run"
+                given = "without checkpoint" if is_saved else "the guarantee of a run"
                 values = "Give candidates as a list, whose values are not traced."
                 advice = values if self.is_stacked else f"Or give privacy, {given}."
                 raise ValueError(

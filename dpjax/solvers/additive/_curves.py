@@ -39,6 +39,9 @@ MOST_SHARE, _MOST_NOISE = 0.05, 3e-4
 # The least gain for curves, in (noise multiplier + 1) / n, except for labels; for these
 # one in expected squares of the noise in all weights of curves, and the largest one.
 _GAIN, _NOISES, _MOST_GAIN = 5.0, 30.0, 4e-4
+# The records that a weight of labels needs, for fine and coarse knots: a factor of the
+# noise multiplier, and a number to add.
+LABEL_RECORDS = (12.0, 17.0), (5.0, 100.0)
 
 
 def is_seen(num_samples: int, num_functions: int, noise_multiplier: float) -> bool:
@@ -85,20 +88,18 @@ def knots_of(
     error. Other targets may be nearly all noise, with heavy tails, which curves overfit
     sooner than lines do.
     """
-    # The records that a weight needs, for fine and coarse knots, are a factor of the
-    # noise multiplier, and a number to add. If the noise would hide the gain, curves
-    # have at most the last number of knots.
+    # If the noise would hide the gain, curves have at most the last number of knots.
     if loss.num_outputs > 1 or loss.target_range == (-1.0, 1.0):
-        fine, coarse, most = (12.0, 17.0), (5.0, 100.0), len(_COARSE)
+        (fine, coarse), most = LABEL_RECORDS, len(_COARSE)
     elif loss.has_log_link:
         fine, coarse, most = (20.0, 0.0), (45.0, 0.0), len(FINE_LOG_LINK)
     else:
         fine, coarse, most = (25.0, 0.0), (60.0, 0.0), 0
     seen = is_seen(num_samples, 2 * num_smooth * loss.num_outputs, noise_multiplier)
     finest = FINE_LOG_LINK if loss.has_log_link else FINE
-    for (by_noise, alone), knots in ((fine, finest), (coarse, _COARSE)):
+    for (factor, added), knots in ((fine, finest), (coarse, _COARSE)):
         num_weights = num_columns + num_smooth * (len(knots) - 1)
-        num_needed = num_weights * (by_noise * noise_multiplier + alone)
+        num_needed = num_weights * (factor * noise_multiplier + added)
         is_clear = num_samples >= num_needed * loss.num_outputs
         if num_smooth and is_clear and (seen or len(knots) <= most):
             return knots

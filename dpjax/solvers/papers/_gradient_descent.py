@@ -534,8 +534,9 @@ class _Noise(NamedTuple):
 
     def add(self, values: np.ndarray, random_bytes: RandomBytes) -> np.ndarray:
         """Returns values on the grid, as integers, with a fresh share of noise."""
-        how: Any = {"stddev": self.share, "random_bytes": random_bytes}
-        noise = discrete_gaussian(values.shape, **how)
+        noise = discrete_gaussian(
+            values.shape, stddev=self.share, random_bytes=random_bytes
+        )
         return self.grid.to_integers(values) + noise
 
 

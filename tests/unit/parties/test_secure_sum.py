@@ -312,8 +312,9 @@ def test_the_first_error_comes_out_and_nobody_waits():
             raise KeyError("own fault")
         return transport.exchange(b"x", 1)
 
-    with pytest.raises(KeyError, match="own fault"):
+    with pytest.raises(KeyError, match="own fault") as error:
         run_parties(party_fn, 3)
+    assert error.value.__notes__ == ["This is the error of party 2."]
 
 
 def test_silence_ends_at_the_timeout():
