@@ -20,14 +20,14 @@ from dpjax._types import PyTree, Scalar
 
 
 def register(*data_fields: str) -> Callable:
-    """Registers a frozen dataclass as a pytree; its other fields are static.
+    """Makes a frozen dataclass a pytree: data_fields are its leaves, the rest static.
 
     Unlike `jax.tree_util.register_dataclass` it rebuilds without the constructor's
-    checks: a gradient with respect to an estimator has its type, and any sign.
+    checks: a gradient by an estimator is an estimator, but its fields may be negative.
     """
 
     def decorate(cls):
-        """Registers a class, to be rebuilt without its constructor, and returns it."""
+        """Returns the class, now a pytree that is rebuilt without its constructor."""
         fields = [field.name for field in dataclasses.fields(cls)]
         meta_fields = [name for name in fields if name not in data_fields]
 
@@ -186,7 +186,7 @@ def stack(arrays: list[jax.Array], axis: int) -> jax.Array:
 
 
 def split(x: jax.Array, sizes: list[int]) -> list[jax.Array]:
-    """Returns the parts of x along its first axis, in order, with `sizes` rows each."""
+    """Returns x in parts of `sizes` rows, like `jnp.split`, but quick to compile."""
     size = math.isqrt(len(sizes)) if len(sizes) > 64 else len(sizes)
     some = [sizes[i : i + size] for i in range(0, len(sizes), size)]
     parts = jnp.split(x, list(itertools.accumulate(map(sum, some)))[:-1])
@@ -201,8 +201,8 @@ def split(x: jax.Array, sizes: list[int]) -> list[jax.Array]:
 def by_row(function: Callable[..., PyTree], size: int) -> Callable[..., PyTree]:
     """Returns the function mapped over axis 0, of length `size`.
 
-    It is `jax.vmap` of the function, except for one row: under `jax.vmap`, conditions
-    become selections, and convolutions become grouped.
+    It is `jax.vmap` of the function, except for one row, because under the slower
+    `jax.vmap` conditions become selections, and convolutions become grouped.
     """
     if size > 1:
         return jax.vmap(function)
@@ -248,7 +248,7 @@ def clip(tree: PyTree, limit: Scalar) -> PyTree:
 def flatten(tree: PyTree, name: str) -> tuple[jax.Array, Callable[[jax.Array], PyTree]]:
     """Returns all leaves as one vector, and a function from such a vector to a tree.
 
-    The vector is float64 if a leaf is, else float32; `name` is the tree in errors.
+    The vector is float64 if a leaf is, else float32; errors call the tree `name`.
     """
     leaves = [jnp.asarray(leaf) for leaf in jax.tree.leaves(tree)]
     kinds = [f"{leaf.dtype}{list(leaf.shape)}" for leaf in leaves]

@@ -133,7 +133,7 @@ def real(**trees: Any) -> None:
 
 
 def numbers(tree: Any, name: str, rule: str = "numbers") -> Any:
-    """Returns a tree with Series and the like as NumPy arrays; no error has a cell."""
+    """Returns a tree with leaves like Series as NumPy arrays; errors show no values."""
     import jax
 
     def array(x: Any) -> Any:

@@ -64,7 +64,7 @@ def order_statistics(
 
 @order_statistics.defjvp
 def _order_statistics_jvp(trim_count, axes, primals, tangents):
-    """Returns the order statistics and their tangents, from all devices' samples."""
+    """Returns the order statistics and their tangents, as JAX's forward mode asks."""
     (samples,), (tangent,) = primals, tangents
     statistics = order_statistics(samples, trim_count, axes)
     low, high = statistics.low[0], statistics.high[0]
@@ -142,7 +142,7 @@ def _two_middle_jvp(primals, tangents):
 
 
 def _by_columns(function: Callable[[jax.Array], Any], samples: jax.Array) -> Any:
-    """Returns function(samples.T), leaves (d, ...), on CPU in blocks for its cache."""
+    """Returns function(samples.T) of samples (n, d), by blocks of columns on CPU."""
     # Counts along an axis that is contiguous in memory run at the memory's speed.
     columns = samples.T
     num_columns, num_samples = columns.shape
@@ -151,7 +151,7 @@ def _by_columns(function: Callable[[jax.Array], Any], samples: jax.Array) -> Any
         return function(columns)
 
     def by_blocks():
-        """Returns the results of all columns, a block that fits a cache at a time."""
+        """Returns the results of all columns, of as many at once as a cache holds."""
         # The last block may overlap the previous block.
         starts = np.minimum(np.arange(0, num_columns, size), num_columns - size)
         blocks = jax.lax.map(
@@ -208,7 +208,7 @@ def _flipped(bits):
 
 
 def _finite(keys):
-    """Returns keys, integers in the order of floats, clipped to ±1e30; NaN is 0."""
+    """Returns keys, integers in the order of floats, clipped to ±1e30's; NaN as 0's."""
     info = jnp.finfo(f"float{8 * keys.dtype.itemsize}")
     infinite, largest = (
         int(np.array(x, info.dtype).view(keys.dtype)) for x in (np.inf, LARGEST)
@@ -219,7 +219,7 @@ def _finite(keys):
 
 
 def _select(keys, ranks, axes):
-    """Returns two order statistics, by ranks from 0, of each row of keys, (d,) each."""
+    """Returns the entries of two ranks, from 0, in rows of keys (d, n): (d,) each."""
     info = jnp.iinfo(keys.dtype)
     bits = (1 << np.arange(info.bits, dtype=np.int64)[::-1]).astype(keys.dtype)
 
@@ -250,7 +250,7 @@ def _sums(terms, axes):
 
 
 def _gather_all(keys, is_chosen, size, fill, axes):
-    """Returns `_gather` for keys of all devices: each row's chosen keys, (d, size)."""
+    """Returns all devices' chosen keys of each row, then `fill`: (d, size), to sort."""
     chosen = _gather(keys, is_chosen, size, fill)
     if not axes:
         return chosen

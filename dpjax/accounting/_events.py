@@ -108,10 +108,12 @@ def check_event(name: str, event: Any) -> None:
     ranges = _RANGES | ({"noise_parameter": (0.0, 1.0)} if is_response else {})
     for field, (low, high) in ranges.items():
         is_fine = _is_between(Real, getattr(event, field, low), low, high)
-        _validate.require(is_fine, name, event, f"of {field} in [{low:g}, {high:g}]")
+        _validate.require(
+            is_fine, name, event, f"one with {field} in [{low:g}, {high:g}]"
+        )
     for field in _COUNTS:
         is_fine = _is_between(Integral, getattr(event, field, 1), 1, math.inf)
-        _validate.require(is_fine, name, event, f"of {field} 1, 2, 3 or more")
+        _validate.require(is_fine, name, event, f"one with an integer {field} >= 1")
     if isinstance(event, dpa.SampledWithoutReplacementDpEvent):
         is_fine = event.sample_size <= event.source_dataset_size
         rule = "an event whose sample_size is at most its source_dataset_size"
@@ -136,7 +138,7 @@ def has_no_noise(event: dpa.DpEvent) -> bool:
 
 def pure_epsilon(event: dpa.DpEvent, relation: NeighboringRelation) -> float:
     """Returns the epsilon at delta = 0 of an uncomposed event, or inf if unknown."""
-    # These add up to a pure epsilon of the composition, which bounds its cost.
+    # Pure epsilons of parts add up to one of the composition, which bounds its cost.
     if isinstance(event, dpa.NoOpDpEvent):
         return 0.0
     if isinstance(event, BoundedRangeDpEvent):

@@ -277,8 +277,8 @@ def log_ratio(log: np.ndarray, prob: float) -> np.ndarray:
 def _step_divergences(
     log_moment: Callable[[float, float, float], float], multiplier: float, prob: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns orders, and bounds of the Renyi divergences of a step."""
-    # The largest orders are left out: they take long, and hardly lower epsilon.
+    """Returns orders, and bounds of a step's Renyi divergences, for `_by_renyi`."""
+    # `log_moment` is (order - 1) times a divergence. Large orders take too long.
     orders = _ORDERS[_ORDERS / multiplier <= _LARGEST_SHIFT]
     logs = np.array([log_moment(order, multiplier, prob) for order in orders])
     return orders, (logs * (1 + _ROUNDOFF) + _ROUNDOFF) / (orders - 1)

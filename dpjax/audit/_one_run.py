@@ -122,7 +122,7 @@ def one_run(
 
     mixed = jax.tree.map(chosen, data, neighbor)
     scores = np.asarray(statistic(release(release_key, mixed)))
-    rule = f"one number for each of {num_records} records"
+    rule = f"of shape ({num_records},), one number for each record"
     given = jax.ShapeDtypeStruct(scores.shape, scores.dtype)
     is_fine = scores.shape == (num_records,)
     _validate.require(is_fine, "what statistic returns", given, rule)

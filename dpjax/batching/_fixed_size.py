@@ -86,7 +86,7 @@ class Disjoint(Batching):
 
     def divisor(self, num_samples, num_steps):
         """See `Batching.divisor`: the batch size floor(n / num_steps)."""
-        rule = f"at most the {num_samples} records that disjoint batches share"
+        rule = f"at most the number of records, {num_samples}, for disjoint batches"
         _validate.require(num_steps <= num_samples, "num_steps", num_steps, rule)
         return num_samples // num_steps
 
@@ -192,7 +192,7 @@ def uniform_subset(key: Key, num_samples: int, size: int) -> jax.Array:
     probability = min((size + spread) / num_samples, 1.0)
 
     def draw(state: tuple[Key, jax.Array, jax.Array]):
-        """Returns the next key, the indices of an attempt, and if they are valid."""
+        """Returns the next key, the indices of a draw, and if the draw is valid."""
         next_key, coin_key, order_key = jax.random.split(state[0], 3)
         is_head = coins(coin_key, num_samples, probability)
         rows = true_places(is_head, capacity)

@@ -184,7 +184,7 @@ class Estimator(abc.ABC):
             if is_known and num_rows == float(normalize_by):
                 normalize_by = None  # static: as an argument of jit it is traced
             elif self.groups_by_index:
-                rule = f"the number of rows, {num_rows}: {self} takes no sampled batch"
+                rule = f"the number of rows, {num_rows}, because {self} needs all rows"
                 raise ValueError(f"normalize_by must be {rule}, got {normalize_by}.")
             elif is_known:  # before jit, which traces it
                 normalize_by = proven_divisor(num_rows, normalize_by)
@@ -349,7 +349,7 @@ def _fold_stream(stream, estimator, normalize_by, is_rounded=None):
     axes = stream.axes
 
     def on_device(replicated, rows):
-        """Returns the mean over all devices' rows, and the aux of this device's."""
+        """Returns the mean over all devices' rows, and aux of this device's rows."""
         # `varying_with` declares that all rows and the mask vary over the same devices,
         # as the carry of a loop over both requires.
         (estimator, normalize_by, shared), (rows, mask) = replicated, varying_with(rows)
@@ -391,7 +391,7 @@ def norm_sensitivity(
 
 
 def largest_ulp(limit: Scalar, num_samples: Scalar) -> Scalar:
-    """Returns the float32 spacing below a mean's bound, for bounds on its rounding."""
+    """Returns the float32 spacing below a mean's bound, which bounds its rounding."""
     limit, num_samples = of_one_type(limit, num_samples)
     xp = _numpy_for(limit, num_samples)
     mantissa, exponent = xp.frexp(_largest_mean(limit, num_samples))
@@ -410,13 +410,13 @@ def _moved(relation, diameter=2.0):
 
 
 def _rounded_change(limit, num_samples, moved, error, excess=0.0):
-    """Returns a bound on the change of a coordinate of the float32 mean, by a record.
+    """Returns the largest change of a coordinate of the float32 mean by one record.
 
-    Before rounding, means differ by at most `change`: `_unrounded_change`, which
-    explains the arguments, for limit (1 + excess). Each is rounded to float32. In the
-    top binade, with spacing ulp, results differ by a multiple of ulp that is at most
-    change + ulp. If a result is k binades lower, they differ by a multiple of ulp/2^k
-    that is at most change + (1/2 + 1/2^(k+1)) ulp.
+    Sensitivities need it. `_unrounded_change` bounds the change before rounding, and
+    explains the arguments; here terms are within limit (1 + excess). In the top binade,
+    with spacing ulp, rounded means differ by a multiple of ulp, at most change + ulp.
+    If one is k binades lower, they differ by a multiple of ulp/2^k that is at most
+    change + (1/2 + 1/2^(k+1)) ulp.
     """
     xp = _numpy_for(limit, num_samples)
     longest = limit * (1 + excess)

@@ -135,7 +135,7 @@ class TrimmedMean(Estimator):
 
     def influence(self, sample: PyTree) -> NoReturn:
         """Raises `ValueError`: whether a sample is trimmed depends on all samples."""
-        rule = "a mean of influences (this one needs all samples at once)"
+        rule = "one that bounds each sample by itself, not all samples at once"
         raise ValueError(f"estimator must be {rule}, got {self!r}.")
 
     @property
@@ -291,7 +291,7 @@ def _with_sensitivity(stream, estimator, weights, bound):
     axes = stream.axes
 
     def on_device(replicated, rows):
-        """Returns estimates and smooth sensitivities; rows are one device's share."""
+        """Returns means, with smooth sensitivities; rows are one device's share."""
         estimator, weights, shared = replicated
         samples, _ = replace(stream, shared=shared, rows=rows).read_all()
 
@@ -402,7 +402,7 @@ class MedianOfMeans(Estimator):
         return self.inner.limit
 
     def _sensitivity(self, num_samples, num_coordinates, relation, rounded):
-        """Returns the median's sensitivity: a group mean's, or half for even groups."""
+        """Returns the median's sensitivity: a group mean's, halved if G is even."""
         del rounded  # means of groups are always rounded
         if _validate.is_concrete(num_samples) and float(num_samples) < self.num_groups:
             raise ValueError(

@@ -234,7 +234,7 @@ class Product:
         return joined(self.sites, residuals, cotangents, axis=1)
 
     def samples(self, left, right) -> "OuterProducts | MatrixProducts | jax.Array":
-        """Returns n gradients from vectors (n, G, T, p), cotangents (n, G, T, q)."""
+        """Returns n gradients, of vectors (n, G, T, p) and cotangents (n, G, T, q)."""
         n, order = self.num_summed, self.order
         if not self.is_outer:
             products = MatrixProducts(left, right, self._built(order))
@@ -503,7 +503,7 @@ def squared_norm_of_matrices(
 
 
 def _gram(x: jax.Array) -> tuple[jax.Array, int]:
-    """Returns x x^T, (G, T, T), for x (G, T, p), and how often it rounds a term."""
+    """Returns x x^T, (G, T, T), for norms, and the number of roundings of an entry."""
     size = x.shape[2]
     width = 2 ** -(-max(size.bit_length(), 8) // 2)  # about the root, at least 16
     num_parts = -(-size // width)

@@ -167,7 +167,7 @@ class BandedToeplitz(Toeplitz):
         is_fine = is_fine and bool(np.all(np.isfinite(given)) and given[0] > 0)
         _validate.require(is_fine, "coefficients", self.coefficients, rule)
         scaled = (given / given[0]).astype(np.float32)
-        rule = "not negative, and none larger than the one before it"
+        rule = "non-negative, and none larger than the one before it"
         is_fine = bool(np.all(np.diff(scaled) <= 0) and scaled[-1] >= 0)
         _validate.require(is_fine, "coefficients", self.coefficients, rule)
         object.__setattr__(self, "coefficients", tuple(map(float, scaled)))
@@ -348,7 +348,7 @@ def _check_bands(num_steps: int, num_bands: int) -> None:
 
 @contextlib.contextmanager
 def _settings_of_jax_privacy():
-    """Sets JAX as jax_privacy needs it, in a `with`, and hints how to install it."""
+    """Sets JAX as jax_privacy needs it, in a `with`; errors say how to install it."""
     try:
         with (
             jax.numpy_dtype_promotion("standard"),
@@ -433,10 +433,10 @@ class BinaryTree(Strategy):
         return math.sqrt(best[0]) * (1 + ROUNDED_UP)
 
     def next_noise(self, noise, buffers, step):
-        """Returns the noise of node t minus that of nodes it covers, and new buffers.
+        """Returns the noise of a step, from a binary tree of noise, and new buffers.
 
-        A buffer holds the noise of a level's last node. Node t of the tree replaces the
-        smaller nodes that it covers, one of each level below its own.
+        It is the noise of node t = step + 1 minus the noise of the smaller nodes that t
+        covers, one of each level below its own. A buffer has a level's last node.
         """
         node = step + 1
         is_passed = [(node >> i << i) == node for i in range(1, len(buffers))]

@@ -62,7 +62,7 @@ def check_fingerprints(fingerprints: Sequence[str], num_parties: int) -> None:
     """Requires one fingerprint for each party."""
     given = fingerprints if isinstance(fingerprints, list | tuple) else ()
     is_fine = [isinstance(x, str) and len(x) for x in given] == [64] * num_parties
-    rule = f"{num_parties} texts of 64 hex digits, in the order of the parties' numbers"
+    rule = f"a list of length {num_parties}: 64 hex digits of each party, in order"
     _validate.require(is_fine, "fingerprints", fingerprints, rule)
 
 

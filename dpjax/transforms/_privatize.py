@@ -324,7 +324,7 @@ class _NoisyMean(NamedTuple):
 
 
 def _restored(measured: PrivateMean, scaled: Scaled) -> PrivateMean:
-    """Returns `measured` in units of samples: mean and stddev times the scales."""
+    """Returns `measured`, a private mean of samples over scales, times the scales."""
 
     def release(updates, state, params=None, **extra_args):
         mean, state, stddev = measured.release(updates, state, params, **extra_args)
@@ -417,7 +417,7 @@ def _of_batch(
     """
     rule = "given to privatize inside accumulate: the public size of the whole batch"
     _validate.require(normalize_by is not None, "normalize_by", normalize_by, rule)
-    rule = "one that adds influences: no median and no trimmed mean in accumulate"
+    rule = "no MedianOfMeans and no TrimmedMean in accumulate, which adds up pieces"
     _validate.require(not estimator.groups_by_index, "estimator", estimator, rule)
     assert normalize_by is not None
     assert estimator.limit is not None
@@ -475,7 +475,7 @@ _PASS_PIECES = ("inject_hyperparams", "with_extra_args_support")
 
 
 def refuse_wrappers(tree: PyTree) -> None:
-    """Raises `ValueError` if an optax wrapper around a private mean would break it.
+    """Raises `ValueError` if an optax wrapper would break a private mean's guarantee.
 
     `optax.MultiSteps`, for example, would average samples. `tree`, the parameters of
     `init` or updates of `update`, shows `optax.masked`; the call stack shows others.
@@ -519,7 +519,7 @@ def refuse_wrappers(tree: PyTree) -> None:
         if wrapper == "accumulate" and part is not None:
             raise ValueError(
                 f"optax.{part} must not stand inside accumulate: only dpjax.chain "
-                "knows the pieces of a batch. Let make return one, in "
+                "knows the pieces of a batch. Use it instead, also in make of "
                 "accumulate(optax.inject_hyperparams(make)(...), ...)."
             )
         is_in_pieces |= wrapper == "accumulate"
@@ -541,8 +541,8 @@ def require_samples(updates: PyTree, params: PyTree) -> None:
         shapes = [x.shape for x in jax.tree.leaves(updates)]
         wanted = [jnp.shape(x) for x in jax.tree.leaves(params)]
         rule = (
-            f"per-sample gradients, of shapes (n, ...) for params of shapes {wanted}; "
-            "no mean or sum of them, as jax.grad of a batch and optax.MultiSteps make"
+            f"per-sample gradients, of shapes (n, ...) for params of shapes {wanted}, "
+            "not their mean or sum, as from jax.grad of a batch, or optax.MultiSteps"
         )
         is_fine = [shape[1:] for shape in shapes] == wanted
         _validate.require(is_fine, "updates", shapes, rule)

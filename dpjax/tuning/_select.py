@@ -136,7 +136,7 @@ def _released_guarantee(
         rule = f"{relation.name}, as in score.privacy: both need one relation"
         is_fine = released.relation is relation
         _validate.require(is_fine, "the relation of a run", released.relation, rule)
-    rule = "REPLACE_ONE: a record that is added may move others into it"
+    rule = "REPLACE_ONE: an added record may move other records into the holdout"
     is_fine = relation is REPLACE_ONE or score.records == "training"
     _validate.require(is_fine, "the relation of a score on a holdout", relation, rule)
     distinct = list(dict.fromkeys(guarantees))
@@ -328,7 +328,7 @@ class Runs:
             except (jax.errors.JAXTypeError, jax.errors.JAXIndexError) as why:
                 given = "without checkpoint" if is_saved else "the guarantee of a run"
                 values = "Give candidates as a list, whose values are not traced."
-                advice = values if self.is_stacked else f"Or give privacy, {given}."
+                advice = values if self.is_stacked else f"Else give privacy, {given}."
                 raise ValueError(
                     "train_fn and score.fn must be traceable by JAX, got "
                     f"{type(why).__name__}. {advice}"

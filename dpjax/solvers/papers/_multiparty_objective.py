@@ -294,7 +294,7 @@ class _Party:
         mine = words.tobytes() if transport.party == 0 else b""
         message = transport.exchange(mine, words.nbytes)[0]
         if message is None:
-            raise PartyError([0], "the aggregator sent nothing")
+            raise PartyError([0], "the aggregator sent nothing; start the job again")
         words = np.frombuffer(message)
         return words[0], words[1:].reshape(len(_LENGTHS) + 1, -1)
 

@@ -290,7 +290,7 @@ def minimize(objective: Objective, rows, convexity, eta, gradient_norm) -> jax.A
         return norm + error <= gradient_norm
 
     def descend(step: _Step) -> _Step:
-        """Returns the point of least gradient of eight Newton and a gradient step."""
+        """Returns the best of eight Newton steps and a gradient step, by |gradient|."""
         factor = jax.scipy.linalg.cho_factor(hessian(step.params))
         newton = jax.scipy.linalg.cho_solve(factor, step.gradient)
         moves = jnp.concatenate(

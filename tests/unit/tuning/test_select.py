@@ -209,7 +209,7 @@ def test_a_function_that_cannot_be_traced_states_its_guarantee(key):
     search = partial(select, train_fn=train, score=OF_PARAMS, key=key)
     with pytest.raises(ValueError, match=r"traceable .* got Concr.* as a list, whose"):
         search()
-    with pytest.raises(ValueError, match="Or give privacy, the guarantee of a run"):
+    with pytest.raises(ValueError, match="Else give privacy, the guarantee of a run"):
         search([1], train_fn=lambda _, key: train(jax.random.normal(key), key))
     solution = search(privacy=COST)
     assert solution.params == RATES[solution.stats["candidate"]]
