@@ -37,7 +37,7 @@ def row_axes(rows: PyTree, axis_name: AxisName | None) -> tuple[str, ...]:
     """
     axes_of_leaves = sorted({_leading_axes(x) for x in jax.tree.leaves(rows)} - {()})
     if axis_name is None:
-        rule = f"the axes of the rows, as arrays have different ones: {axes_of_leaves}"
+        rule = f"given, as arrays are sharded over different axes: {axes_of_leaves}"
         _validate.require(len(axes_of_leaves) <= 1, "axis_name", axis_name, rule)
         return axes_of_leaves[0] if axes_of_leaves else ()
     axes = (axis_name,) if isinstance(axis_name, str) else axis_name

@@ -261,7 +261,7 @@ def test_other_data_are_another_search(tmp_path):
     values = np.arange(4.0, dtype=np.float32)
     search(values)
     search(values.copy())
-    with pytest.raises(ValueError, match="another function or data was saved"):
+    with pytest.raises(ValueError, match="it is of another function or data"):
         search(values[::-1] + 1)
 
 
