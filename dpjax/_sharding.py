@@ -122,7 +122,7 @@ def by_device(
 
 
 def gathered(tree: PyTree) -> PyTree:
-    """Returns a tree with sharded arrays copied whole to every device, to use all."""
+    """Returns sharded arrays copied to all devices, for functions of all rows."""
 
     def replicated(x: Any) -> Any:
         if isinstance(x, Tracer) or not _leading_axes(x):

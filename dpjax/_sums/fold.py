@@ -277,7 +277,7 @@ class Digits(NamedTuple):
             return Unrounded.of(total[0])
 
         def both(digits):
-            """Returns one leaf's mean from its digits, as a float and its remainder."""
+            """Returns a leaf's mean from its sums of digits, in two floats (a pair)."""
             digits = list(digits)
             # Carries make each lower digit less than the base, so that terms decrease
             # in size, as `exact_sum` requires. The carries are exact.

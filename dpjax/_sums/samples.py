@@ -233,7 +233,7 @@ class Stacked:
 
 
 def unstacked(tree: PyTree) -> PyTree:
-    """Returns a tree, such as a mean, with its `Stacked` arrays split into leaves."""
+    """Returns a tree, such as a mean, with small arrays no longer stacked in one."""
 
     def each(node):
         if not isinstance(node, Stacked):

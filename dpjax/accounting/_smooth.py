@@ -282,7 +282,7 @@ def _is_enough(epsilon, delta, smoothness, num_coordinates, shift) -> bool:
             return False
 
     def is_covered(far: float, near: float) -> bool:
-        """Returns whether delta is proved at log ratios of scales in [near, far]."""
+        """Returns whether noise is enough for log ratios of scales in [near, far]."""
         alpha = math.sqrt(math.expm1(2 * near) / math.expm1(2 * far))  # equation (4)
         longest = min(1.0, math.exp(near)) * shift / alpha
         if _delta(epsilon, far, num_coordinates, longest) <= delta:

@@ -168,7 +168,7 @@ class Batching(abc.ABC):
         return batch, is_padding_example if has_padding else None
 
     def _check(self, state: BatchState, data: PyTree, axes: tuple[str, ...]) -> None:
-        """Raises `ValueError` unless this batching made `state` for as many records."""
+        """Requires a `state` of this batching, for as many records as `data` has."""
         data = _validate.numbers(data, "data")
         num_samples = _validate.leading_size(data, "data") * num_shares(axes)
         rule = f"one that the method init of {self} returned"

@@ -80,7 +80,7 @@ class Counting(NormBounded):
         """Returns a function from a sample to (`Counted`, is_short), to count norms.
 
         is_short, (G,), is true for groups of leaves with a norm within their threshold.
-        `Counted` has the bounded sample, and half for true, -half for false, to sum up.
+        `Counted` has the bounded sample, and ±`half` by group: its mean is the count.
         """
         bound = self.estimator.bound_fn()
 

@@ -361,7 +361,7 @@ class Grouped(NormBounded):
             _validate.require(bool(fitting), "groups", self.groups, rule)
             groups.append(index[max(fitting, key=len)])
         without = [x for i, x in enumerate(self.groups) if i not in groups]
-        rule = f"names or prefixes of the leaves {names}: {without} fit no leaf"
+        rule = f"names or prefixes of the leaves {names}: {without} fit none of them"
         _validate.require(not without, "groups", self.groups, rule)
         return groups
 

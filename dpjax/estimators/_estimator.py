@@ -343,8 +343,8 @@ def _fold_stream(stream, estimator, normalize_by, is_rounded=None):
     """Returns the robust mean of a stream of samples, and all aux, such as losses.
 
     `normalize_by` divides the sum; for None, the number of rows does. The mean is a
-    tree of floats by default (None). If is_rounded is `Static(False)`, the mean is an
-    `Unrounded`, two floats for each number, so that noise is added before rounding.
+    tree of floats. But if is_rounded is `Static(False)`, it is an `Unrounded`, two
+    floats for each number, so that noise is added before rounding.
     """
     axes = stream.axes
 

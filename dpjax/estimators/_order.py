@@ -319,7 +319,7 @@ def smooth_weights(smoothness: float, trim_count: int) -> np.ndarray:
 
 
 def smooth_sensitivity(order, weights, width, num_kept, bound: Bound) -> jax.Array:
-    """Returns the smooth sensitivity of the trimmed mean of each of d columns, (d,).
+    """Returns the smooth sensitivity, (d,), to which a trimmed mean's noise is scaled.
 
     It is the largest w_k min(W, (x_(i) - x_(j)) / (n - 2m) + rounding), k < m, and w_m
     W, with i = n-m+1+k-l and j = m+1-l, l <= k + 1, for "exact", or i = n-m+1+k and j =

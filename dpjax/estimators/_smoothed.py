@@ -63,7 +63,7 @@ class SmoothedEstimator(Estimator):
         return self.scale * supremum(self.beta)
 
     def _smoothed_fn(self) -> Callable[[jax.Array, Scalar], jax.Array]:
-        """Returns (x, scale) -> scale·h_beta(x / scale), a smooth bound on |x|."""
+        """Returns (x, scale) -> scale·h_beta(x / scale), which clips x smoothly."""
         beta, largest, coefficients = self.beta, supremum(self.beta), None
         if self._degree:
             coefficients = series_coefficients(beta, self._degree)
@@ -318,7 +318,7 @@ def _quadrature(a: jax.Array, beta: jax.Array) -> jax.Array:
 
 @functools.cache
 def _series_table(degree: int) -> np.ndarray:
-    """Returns Chebyshev series in beta of coefficients of h_beta, (13, degree + 1)."""
+    """Returns Chebyshev series in beta of `series_coefficients`, (13, degree + 1)."""
     count = _BETA_DEGREE + 1
     x = np.cos((np.arange(count) + 0.5) * np.pi / count)
     z = np.cos((np.arange(64) + 0.5) * np.pi / 64)

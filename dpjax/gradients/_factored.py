@@ -126,18 +126,18 @@ def factored_grad(
 
 
 def _with_shifts(sites, shifts, program, args, within=()):
-    """Returns a program's results, with shifts added at sites, and the residuals.
+    """Returns a program's results, with zeros added at sites, and inputs of sites.
 
-    A site is an equation that multiplies or reads a parameter, and its shift an array
-    of zeros. The derivative with respect to the shift of a result is the result's
-    cotangent, so one backward pass has the cotangents of all sites. Residuals are
-    inputs of sites. All three are dictionaries by place, the indices of an equation in
-    nested programs; `within` is the place of this program.
+    A site is an equation that multiplies or reads a parameter. The zeros added to its
+    result are its shift, by which the derivative is the result's cotangent: so one
+    backward pass gives the cotangents of all sites. With the sites' inputs, residuals,
+    they are the factors of gradients. `sites`, `shifts` and residuals are by place, the
+    indices of an equation in nested programs; `within` is the place of this program.
     """
     residuals = {}
 
     def rule(place, equation, inputs, run):
-        """Returns an equation's results, plus a zero to get a site's cotangent by."""
+        """Returns an equation's results, plus zeros to differentiate by at a site."""
         if place in sites:
             residuals[place] = sites[place].residuals(inputs)
             (result,) = run()
@@ -348,7 +348,7 @@ def uses(program: core.ClosedJaxpr, num_leaves: int) -> list[Use]:
 
 
 def _only(leaf_uses: list[Use]) -> Use:
-    """Returns the use by which to store a parameter's gradient, from all its uses.
+    """Returns the way to store a parameter's gradient, from all uses of the parameter.
 
     `Product` and `Lookup` store it as factors; `WrittenOut` stores all of its entries.
     """
@@ -413,12 +413,12 @@ def _end(variables, images, why, leaf_uses):
 
 
 def _read(jaxpr, images, within, leaf_uses):
-    """Adds the uses of parameters in a jaxpr to leaf_uses, and returns all images.
+    """Finds how a jaxpr uses parameters, because a use tells how to store a gradient.
 
-    A use tells how a gradient can be stored. An image is a variable with the entries of
-    a parameter, perhaps moved; `images` maps the variables among the inputs to an
-    `Image`. leaf_uses has a list of uses for each parameter, and `within` is the place
-    of this jaxpr: indices of equations in the jaxprs around it.
+    It appends each use to its parameter's list in leaf_uses, and returns all images: an
+    image is a variable with the entries of a parameter, perhaps moved. `images` maps
+    those among the inputs to an `Image`, and `within` is the place of this jaxpr:
+    indices of equations in the jaxprs around it.
     """
     images = dict(images)
     for i, equation in enumerate(jaxpr.eqns):

@@ -260,7 +260,7 @@ def evaluate(
 def as_function(
     jaxpr: core.Jaxpr, equation: core.JaxprEqn
 ) -> tuple[list[core.Var], Callable[..., list[Any]]]:
-    """Returns an equation's inputs, and a function of them that runs it alone."""
+    """Returns an equation's inputs, and a function of them, to run or differentiate."""
     used = list(dict.fromkeys(x for x in equation.invars if isinstance(x, core.Var)))
     program = jaxpr.replace(
         constvars=[], invars=used, outvars=equation.outvars, eqns=[equation]

@@ -118,12 +118,12 @@ def repeated(
     loops: tuple[Loop, ...],
     num_groups: int,
 ) -> Callable[[jax.Array, jax.Array], tuple[jax.Array, jax.Array]]:
-    """Returns a function from an example's residuals and cotangents to its factors.
+    """Returns a function that computes the factors of a gradient inside of scans.
 
-    It is the `factors` of a `Site` inside the scans `loops`. For one iteration,
-    `vectors` maps residuals (stored inputs) to (G, T, p), and `cotangents` maps the
-    result's cotangent to (G, T, q). Iterations over slices of the parameter become
-    groups G; those of any other loop become positions T.
+    The function maps an example's residuals (inputs that were stored) and cotangents,
+    stacked over the scans `loops`, to vectors (G, T, p) and cotangents (G, T, q). For
+    one iteration `vectors` and `cotangents` do so. Iterations over slices of the
+    parameter become groups G; those of any other loop become positions T.
     """
     depth = len(loops)
     each = [i for i, loop in enumerate(loops) if loop.is_each]

@@ -142,7 +142,7 @@ class UserSpans(NamedTuple):
         return cls(order, jnp.stack([bounds[:-1], bounds[1:]], axis=1))
 
     def gather(self, records, bounds, records_per_user, user_gradient) -> UserRecords:
-        """Returns the records of k users, padded; `bounds` (k, 2) are their ranges."""
+        """Returns k users' records, padded; `bounds` (k, 2) are ranges in `order`."""
         num_records = len(self.order)
         start, stop = bounds[:, :1], bounds[:, 1:]
         place = start + jnp.arange(records_per_user)[None]

@@ -226,7 +226,7 @@ class BandedToeplitz(Toeplitz):
         return np.pad(self.coefficients, (0, self.num_steps - self.num_bands))
 
     def next_noise(self, noise, buffers, step):
-        """Returns x_t = z_t - sum_(j >= 1) c_j x_(t - j), and the last x as buffers."""
+        """Returns a step's noise x_t = z_t - sum_(j >= 1) c_j x_(t - j), and last x."""
         # z is the independent noise of the steps, x their correlated noise C^-1 z.
 
         def solve(z: jax.Array, *before: jax.Array) -> jax.Array:
@@ -324,9 +324,9 @@ class BufferedToeplitz(Toeplitz):
         return np.concatenate([[1.0], later])
 
     def next_noise(self, noise, buffers, step):
-        """Returns x_t = z_t - s . m for buffers m, and new buffers d m + x_t."""
+        """Returns a step's noise, x_t = z_t - s . m for buffers m, and new buffers."""
         # z is the independent noise, x the correlated noise C^-1 z; s are scales, d
-        # decays.
+        # decays; new buffers are d m + x_t.
 
         def solve(z: jax.Array, *old: jax.Array) -> jax.Array:
             for scale, m in zip(self.scales, old, strict=True):
