@@ -128,9 +128,9 @@ def _scatter(table, places, rows):
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _scatter_digits(most, table, places, rows):
-    """Returns table (N, q) plus rows (m, q) at indices `places`, alike in any order.
+    """Returns table (N, q) plus rows (m, q) at `places`, on GPUs, alike in any order.
 
-    At most `most` = 2^b rows share a place: errors are 2^(2b - nmant - 24) max |row|.
+    At most `most` = 2^b rows share an index; errors are 2^(2b - nmant - 24) max |row|.
     """
     nmant = jnp.finfo(rows.dtype).nmant
     bits = max(most - 1, 0).bit_length()

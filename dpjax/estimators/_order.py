@@ -402,7 +402,7 @@ class MedianOfMeans(Estimator):
         return self.inner.limit
 
     def _sensitivity(self, num_samples, num_coordinates, relation, rounded):
-        """Returns the median's sensitivity: a group mean's, halved if G is even."""
+        """Returns the sensitivity: a group mean's, halved if num_groups is even."""
         del rounded  # means of groups are always rounded
         if _validate.is_concrete(num_samples) and float(num_samples) < self.num_groups:
             raise ValueError(
