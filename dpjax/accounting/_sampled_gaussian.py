@@ -253,7 +253,7 @@ def poisson_log_moment(order: float, multiplier: float, prob: float) -> float:
 
 def fixed_size_log_moment(order: float, multiplier: float, prob: float) -> float:
     """Returns (order - 1) times the Renyi divergence of a step of fixed batch size."""
-    # The arguments are as for `poisson_log_moment`.
+    # A record is in a batch with probability `prob`; multiplier = stddev / sensitivity.
     mu = 1 / multiplier
     step = min(1 / 250, 1 / (20 * order * mu))
     x = mu / 2 + step * np.arange(math.ceil((order * mu + 40) / step) + 1)

@@ -431,7 +431,7 @@ class MatrixProducts(Factors):
         return squared_norm_of_matrices(left, right, inverse_unit)
 
     def add(self, total, influence, in_turn) -> jax.Array:
-        """Returns `total`, (G, p, q), plus n samples, or `influence` of each if given.
+        """Adds n samples, or `influence` of each, to `total` (G, p, q), of G groups.
 
         Each sample is first summed over its T positions: in one sum over samples and
         positions, terms that cancel within a sample would add rounding errors. For

@@ -97,7 +97,7 @@ def chain(*transforms: optax.GradientTransformation) -> PrivateMean:
     )
     _validate.require(isinstance(mean, PrivateMean), "transforms[0]", mean, rule)
     for i, transform in enumerate(rest, start=1):
-        rule = "no private mean: only transforms[0] gets per-example gradients"
+        rule = "neither privatize nor dp_sgd: only the first gets per-example gradients"
         is_fine = not isinstance(transform, PrivateMean)
         _validate.require(is_fine, f"transforms[{i}]", transform, rule)
     mean = cast(PrivateMean, mean)
@@ -298,7 +298,7 @@ class PieceSum(NamedTuple):
         return cls(*(jax.tree.map(jnp.zeros_like, tree) for _ in range(2)))
 
     def plus(self, piece: Unrounded, limit: Scalar) -> "PieceSum":
-        """Returns the sum plus the mean of a batch's piece, in units of `limit`."""
+        """Returns the sum plus a batch piece's mean, in units of its bound `limit`."""
 
         def scaled(x: jax.Array) -> jax.Array:
             return x / _unit(limit, x)

@@ -56,7 +56,7 @@ BAD = {
 def test_what_is_not_private_first_is_refused(name):
     with pytest.raises(ValueError, match=r"transforms\[0\] must be privatize, dp_sgd"):
         dpjax.chain(*BAD[name]())
-    for part, message in ((private(seed=1), "no private"), (CLIPPING, "an optax")):
+    for part, message in ((private(seed=1), "neither"), (CLIPPING, "an optax")):
         with pytest.raises(ValueError, match=rf"transforms\[1\] must be {message}"):
             dpjax.chain(private(), part)
 
