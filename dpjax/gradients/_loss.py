@@ -367,7 +367,7 @@ def _convolution(lhs, rhs, *, dimension_numbers, **params):
         )
 
     def in_order(lhs, rhs):
-        """Returns the convolution in the caller's layout, computed in NHWC and HWIO."""
+        """Returns the convolution in the given layout, computed in the fast one."""
         (batch, feature, *space), (out, into, *window), result = dimension_numbers
         order = _order(lhs.ndim)
         value = lax.conv_general_dilated_p.bind(
