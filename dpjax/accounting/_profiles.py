@@ -30,9 +30,9 @@ from dpjax.accounting._events import (
     check_event,
     has_no_noise,
     leaves,
+    map_leaves,
     pure_epsilon,
     read_under,
-    with_tuples,
 )
 from dpjax.accounting._gaussian import gaussian_delta
 from dpjax.accounting._likelihood_ratios import (
@@ -131,7 +131,8 @@ class Profile:
 def readable(name: str, event: dpa.DpEvent, relation: NeighboringRelation) -> Profile:
     """Returns the profile of an event; raises where there is none."""
     check_event(name, event)
-    profile = _of_event(with_tuples(event), relation)
+    with_tuples = map_leaves(lambda part: part, event)  # in place of lists: hashable
+    profile = _of_event(with_tuples, relation)
     rule = f"an event that an accountant can read under {relation.name}"
     _validate.require(profile is not None, name, event, rule)
     return profile or Profile(math.inf)
