@@ -137,10 +137,9 @@ def _peeling(data, sparsity, share, epsilon, delta):
     """Returns rho = share epsilon^2 / log(1/delta) of Laplace noise, and its cost."""
     rho = share * epsilon**2 / math.log(1 / delta)
     pure = 3 * math.sqrt(2 * sparsity * rho / 5)
-    cost, size = accounting.rho_to_epsilon(rho, delta), len(jax.tree.leaves(data)[0])
-    return rho, PrivacyGuarantee.of(
-        min(pure, cost), delta, dp_event=ZCDpEvent(rho), num_samples=size
-    )
+    epsilon = min(pure, accounting.rho_to_epsilon(rho, delta))
+    sizes = {"dp_event": ZCDpEvent(rho), "num_samples": len(jax.tree.leaves(data)[0])}
+    return rho, PrivacyGuarantee.of(epsilon, delta, **sizes)
 
 
 @register("threshold", "radius", "learning_rate", "rho", "key")
