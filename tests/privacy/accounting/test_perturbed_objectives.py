@@ -65,27 +65,6 @@ def saturating(curvature, middle):
 LOSSES = [logistic(), smoothed_hinge(20.0), huber(20.0, 0.3), saturating(1.0, -0.5)]
 
 
-def spent(
-    stddev,
-    delta,
-    *,
-    num_samples,
-    regularization,
-    curvature_bound,
-    is_non_increasing=False,
-):
-    """The epsilon of a perturbed objective: (2) and (3) of `accounting._objective`."""
-    if is_non_increasing:
-        remaining = max(
-            gaussian_epsilon(stddev, 0.999 * delta, sensitivity=2),
-            gaussian_epsilon(stddev, 0.0005 * delta, sensitivity=1),
-        )
-    else:
-        least = 2 / stddev * math.hypot(1, 1 / stddev)
-        remaining = max(gaussian_epsilon(stddev, delta / 2, sensitivity=2), least)
-    return remaining + math.log1p(curvature_bound / (num_samples * regularization))
-
-
 class Attack(NamedTuple):
     """Two neighbours, what they are solved with, and the privacy that is stated."""
 
@@ -107,7 +86,19 @@ class Attack(NamedTuple):
             noise = printed.procedure_3(self.epsilon, self.delta, **options, **setting)
         setting["regularization"] += noise.extra_regularization
         if is_printed:
-            stated = spent(noise.stddev, self.delta, **setting, **bounds)
+            # By (2) or (3) of `accounting._objective`.
+            shares, least = (
+                [(0.5, 2)],
+                2 / noise.stddev * math.hypot(1, 1 / noise.stddev),
+            )
+            if "is_non_increasing" in bounds:
+                shares, least = [(0.999, 2), (0.0005, 1)], 0.0
+            terms = [
+                gaussian_epsilon(noise.stddev, share * self.delta, sensitivity=size)
+                for share, size in shares
+            ]
+            curvature = bounds["curvature_bound"] / setting["regularization"]
+            stated = max(least, *terms) + math.log1p(curvature / num_samples)
             assert stated <= self.epsilon  # what the paper claims
         convexity = num_samples * setting["regularization"]
         return self.measured(convexity, noise.stddev, num_points) / stated
