@@ -38,11 +38,11 @@ from dpjax.accounting._gaussian import gaussian_delta
 from dpjax.accounting._likelihood_ratios import (
     RandomAllocationDpEvent,
     allocation_delta,
+    with_release,
 )
 from dpjax.accounting._sampled_gaussian import (
     fixed_size_losses,
     overflow_probability,
-    run_losses,
     spacing,
 )
 
@@ -272,8 +272,8 @@ def _of_event(event: dpa.DpEvent, relation: NeighboringRelation) -> Profile | No
         multiplier, prob, count = fixed_size[0]
         other = 1 / mu if mu > 0 else math.inf
         interval = spacing(multiplier, prob, other)
-        step = fixed_size_losses(multiplier, prob, interval)
-        losses = run_losses(step, count, interval, other)
+        steps = fixed_size_losses(multiplier, prob, interval).self_compose(count)
+        (losses,) = with_release([steps], other, interval)
         delta = _chords(losses.get_delta_for_epsilon, num_steps)
     if isinstance(event, RandomAllocationDpEvent):
         error = _FFT_ERROR * math.ceil(event.num_steps / event.num_bins)

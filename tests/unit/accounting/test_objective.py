@@ -4,11 +4,9 @@ import math
 
 import numpy as np
 import pytest
-import scipy.integrate
-import scipy.special
-import scipy.stats
 
 from dpjax.accounting import gaussian_stddev
+from dpjax.accounting._gaussian import gaussian_delta
 from dpjax.accounting._objective import objective_noise
 
 LOGISTIC = {"curvature_bound": 0.25, "is_non_increasing": True}
@@ -41,12 +39,6 @@ def test_no_parallelogram_exceeds_the_bound(epsilon, delta):
     deltas = [exact(angle) for angle in np.linspace(0, math.pi / 4, 12)]
     assert max(deltas) <= delta * (1 + 1e-4)  # of the quadrature
     assert deltas[0] == pytest.approx(delta, rel=1e-3)  # records back to back
-
-
-def gaussian_delta(ratio, epsilon):
-    upper = scipy.special.ndtr(ratio / 2 - epsilon / ratio)
-    lower = scipy.special.log_ndtr(-ratio / 2 - epsilon / ratio)
-    return upper - math.exp(epsilon + lower)
 
 
 @pytest.mark.parametrize("is_non_increasing", [True, False])
