@@ -113,16 +113,15 @@ def real_pair(features: Any, targets: Any, name: str) -> tuple[Any, Any]:
 
 def linear_data(features: Any, targets: Any) -> tuple[jax.Array, jax.Array]:
     """Returns checked features (n, d) and targets (n,) in one float dtype, for fits."""
-    named = ("features", features), ("targets", targets)
-    x, y = real_pair(
-        *(
-            arrays(x.astype(np.float32) if x.dtype.kind in "iu" else x)
-            if isinstance(x, np.ndarray)
-            else jnp.asarray(x)
-            for x in (_validate.numbers(values, name) for name, values in named)
-        ),
-        "targets",
-    )
+
+    def array(values: Any, name: str) -> jax.Array:
+        x = _validate.numbers(values, name)
+        if not isinstance(x, np.ndarray):
+            return jnp.asarray(x)
+        return arrays(x.astype(np.float32) if x.dtype.kind in "iu" else x)
+
+    pair = array(features, "features"), array(targets, "targets")
+    x, y = real_pair(*pair, "targets")
     dtype = jnp.float64 if jnp.float64 in (x.dtype, y.dtype) else jnp.float32
     return x.astype(dtype), y.astype(dtype)
 

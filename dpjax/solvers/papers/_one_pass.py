@@ -129,8 +129,9 @@ def dp_one_pass_sco(
     _validate.require(is_fine, "loss", loss, rule)
     is_fine = isinstance(data, tuple) and len(data) == 2
     _validate.require(is_fine, "data", type(data), "a pair (features, targets)")
+    pair = real_pair(data[0], data[1], "targets")
     # Steps take all records in order, so each device needs all.
-    features, targets = gathered(arrays(real_pair(*data, "targets")))
+    features, targets = gathered(arrays(pair))
     params, num_features = jnp.asarray(params), features.shape[1]
     is_fine = params.shape == (num_features,)
     is_fine = is_fine and jnp.issubdtype(params.dtype, jnp.floating)
