@@ -24,7 +24,7 @@ BELOW["solvers.linear"] = BELOW["solvers.papers"]
 BELOW["solvers.additive"] = BELOW["solvers.linear"] | {"solvers.linear"}
 BELOW["solvers"] = {f"solvers.{name}" for name in ("training", "statistics", "papers")}
 BELOW["solvers"] |= {"solvers.linear", "solvers.additive"}
-BELOW["tuning"] = {"accounting", "estimators", "mechanisms", "solvers"}
+BELOW["tuning"] = {"accounting", "estimators", "gradients", "mechanisms", "solvers"}
 # The wing for tables, which only the last of these layers import.
 LIBRARY = BELOW["solvers.training"] | BELOW["solvers"] | {"solvers"}
 BELOW["tables.io"] = {"accounting", "batching"}
