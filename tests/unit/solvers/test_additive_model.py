@@ -205,6 +205,9 @@ def test_bands_hold_curves_of_their_span(banded):
         at = np.abs(grid) == 2
         assert (high - low)[at].max() < 2
         np.testing.assert_allclose((low + high) / 2, banded.shapes()[column][1], 1e-4)
+    # Two columns have seven numbers each, at which all bands hold together.
+    together = banded.bands(0.986, simultaneous=True)[1]
+    np.testing.assert_allclose(together, bands[1], rtol=1e-4)
 
 
 def test_the_error_of_a_curve_is_that_of_a_sum_of_params(banded):
