@@ -191,7 +191,7 @@ def fit_with_errors(
     curvatures = _curvatures(kind.has_intercept, moments, noise)
     samples = _scores(kind.has_intercept, examples.features, slopes, curvatures.root)
     scores = released_scores(kind, samples, size_key, score_key, multipliers)
-    params, errors, correlations = _newton_step(
+    params, *errors, correlations = _newton_step(
         kind, num_samples, white, unit, first, curvatures, scores
     )
     many_above = num_above(multipliers["row_lengths"]) > _MOST_ABOVE * num_samples
@@ -204,8 +204,9 @@ def fit_with_errors(
         "noise_multiplier": noise_multiplier,
         "shares": shares | within,
         "num_hidden": curvatures.num_hidden,
+        "noise_errors": errors[1],
     }
-    return params, errors, correlations, stats
+    return params, errors[0], correlations, stats
 
 
 @partial(jax.jit, static_argnums=0)
@@ -302,11 +303,12 @@ def _newton_step(
     first: Params,  # params of the fit
     curvatures: Curvatures,  # directions in which the Hessian is the identity
     scores: Scores,  # means and second moments of gradients
-) -> tuple[Params, Params, jax.Array]:  # params, errors, correlations
+) -> tuple[Params, Params, Params, jax.Array]:  # params, errors, correlations
     """Returns params after a Newton step, standard errors and correlations (k, k).
 
     They are in the units of the features, from released numbers. Errors count sampling
-    and all noise, and are infinite for params that depend on hidden directions.
+    and all noise, then noise alone, and are infinite for params that depend on hidden
+    directions.
     """
     root, hidden, num_hidden, noise = curvatures
     units = scores.units / kind.loss.curvature_bound
@@ -319,26 +321,26 @@ def _newton_step(
     step = slope @ scores.mean
     values, vectors = jnp.linalg.eigh(scores.moments)
     spread = (vectors * jnp.maximum(values, 0)[None, :]) @ vectors.T / num_samples
-    spread = spread + jnp.diag(scores.stddev**2) + scores.bias.T @ scores.bias
+    noisy = jnp.diag(scores.stddev**2) + scores.bias.T @ scores.bias
     # The noise E of H, symmetric, makes H^-1 E step of the step: E[E v v^T E] for a
     # vector v is s^2 / 2 (|v|^2 + v v^T). Along hidden directions, where there is no
     # step, the error of the fit is assumed to be as large as the fit itself.
     inverse = root @ root.T
     unseen = jnp.where(num_hidden > 0, jnp.sum(start**2), 0.0)
     doubt = (jnp.sum(step**2) + unseen) * identity + jnp.outer(step, step)
-    doubt = inverse @ (noise**2 / 2 * doubt) @ inverse
-    covariance = slope @ spread @ slope.T + doubt
+    noisy = slope @ noisy @ slope.T + inverse @ (noise**2 / 2 * doubt) @ inverse
     if kind.has_intercept and not (kind.is_robust or kind.loss == squared):
         # The third derivative is at most the second (Bach 2010), so the error of the
         # level is at most half the H-weighted mean of squared changes.
         turn = jnp.sum((units / scale * scores.mean) ** 2) * scale * root[-1, -1] ** 2
-        covariance = covariance.at[-1, -1].add(turn**2 / 4)
+        noisy = noisy.at[-1, -1].add(turn**2 / 4)
     # In features the weights are A w, and the intercept decreases by <center, A w>.
     back = white.matrix
     if kind.has_intercept:
         back = _with_level(back, -white.center @ back, 1.0)
     params = back @ (start + step)
-    covariance = back @ covariance @ back.T
+    noisy = back @ noisy @ back.T
+    covariance = back @ slope @ spread @ slope.T @ back.T + noisy
     variances = jnp.diag(covariance)
     # A hidden direction is known up to noise of about E / curvature in the clear ones.
     loadings = jnp.sum((back @ hidden) ** 2, axis=1)
@@ -347,11 +349,16 @@ def _newton_step(
     is_known = is_known & ~scores.is_heavy
     errors = jnp.where(is_known, jnp.sqrt(variances) * scale * unit, jnp.inf)
     errors = jnp.where(errors > 0, errors, jnp.inf)
+    noise_errors = jnp.sqrt(jnp.clip(jnp.diag(noisy), 0, variances)) * scale * unit
+    noise_errors = jnp.where(jnp.isfinite(errors), noise_errors, jnp.inf)
     params = jnp.nan_to_num(params * scale * unit)
     inverses = jnp.where(jnp.isfinite(errors), scale * unit / errors, 0.0)
     correlations = covariance * jnp.outer(inverses, inverses)
     correlations = jnp.fill_diagonal(correlations, 1.0, inplace=False)
-    return _parts(kind, params), _parts(kind, errors), correlations
+    params, errors, noise_errors = (
+        _parts(kind, x) for x in (params, errors, noise_errors)
+    )
+    return params, errors, noise_errors, correlations
 
 
 def _parts(kind: ModelKind, values: jax.Array) -> Params:

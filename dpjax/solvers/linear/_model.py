@@ -120,7 +120,8 @@ def dp_linear_model(
         is the median, and residual_scale is the unit of the residuals of "huber".
         `max_features` adds selected, the indices of the chosen columns, ascending;
         `intervals` adds num_hidden, the number of directions in which noise hides the
-        second derivative.
+        second derivative, and noise_errors (d,): the part of the standard errors that
+        noise and clipping make, so that sampling has the difference of squares.
 
     Raises:
         ValueError: if an argument is out of its range, or shapes do not fit; before any

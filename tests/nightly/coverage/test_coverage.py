@@ -12,7 +12,6 @@ from benchmarks import coverage, populations
 from benchmarks.coverage import LAWS, QUANTILE_LAWS, SIZES, are_too_many, misses, study
 from dpjax import solvers
 from dpjax.solvers import dp_additive_model, dp_group_means, dp_mean, dp_quantile
-from dpjax.solvers.linear import _intervals
 from tests.unit.solvers import test_groups as groups
 from tests.unit.solvers.test_untuned_mean import BUDGET, laws
 
@@ -51,7 +50,7 @@ def test_some_intervals_hold_the_truth(name):
 
 @pytest.mark.parametrize("loss", ["squared", "logistic"])
 def test_intervals_hold_five_coefficients_and_all_predictions_together(loss):
-    truth = jnp.asarray(coverage.WEIGHTS[-5:])
+    truth = jnp.asarray(coverage.WEIGHTS[-5:])  # the last is the intercept
     rows = coverage.features_of(jax.random.key(5), 200)[:, -5:]
 
     def held(key):
@@ -71,17 +70,6 @@ def test_intervals_hold_five_coefficients_and_all_predictions_together(loss):
     together, alone, predictions = np.mean(all_held, axis=1)
     # 95 percent less 3.2 std. deviations; intervals that hold alone are too narrow.
     assert min(together, predictions) > 0.88 > alone
-
-
-def test_a_width_without_the_noise_is_seen(monkeypatch):
-    release = _intervals.released_scores
-
-    def without_noise(*args):
-        scores = release(*args)
-        return scores._replace(stddev=jnp.zeros_like(scores.stddev))
-
-    monkeypatch.setattr(_intervals, "released_scores", without_noise)
-    assert are_too_many(*misses(*study("normal", 12_000, 1.0, 60)[:2]))
 
 
 def test_real_columns_are_populations(tmp_path, monkeypatch):

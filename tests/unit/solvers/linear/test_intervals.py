@@ -49,6 +49,8 @@ def test_errors_are_those_of_the_estimate(loss, draw):
     assert jnp.all(errors < 0.1)
     assert jnp.all(jnp.abs(solution.params - WEIGHTS) < 4 * errors)
     assert solution.stats["num_hidden"] == 0
+    noise = solution.stats["noise_errors"]
+    assert jnp.all((0.01 * errors < noise) & (noise < 0.9 * errors))
     np.testing.assert_allclose(sum(solution.stats["shares"].values()), 1, rtol=1e-12)
     low, high = solution.interval()
     np.testing.assert_allclose((low + high) / 2, solution.params, rtol=1e-5)
@@ -68,6 +70,12 @@ def test_errors_are_correlated_as_those_of_least_squares():
     expected = covariance / np.outer(roots, roots)
     np.testing.assert_allclose(solution.correlations, expected, atol=0.1)
     assert np.abs(expected[0, -1]) > 0.8
+    noisy = solve(data=(features, targets), intercept=None, epsilon=0.5)
+    # Without the part of the noise, errors are those of least squares.
+    for each in (solution, noisy):
+        squares = each.standard_errors**2 - each.stats["noise_errors"] ** 2
+        np.testing.assert_allclose(jnp.sqrt(squares), roots, rtol=0.1)
+    assert np.all(noisy.standard_errors > 1.1 * roots)
 
 
 ROOT = np.array([[1.0, 0.0, 0.0], [0.9, 0.2, 0.0], [-0.5, 1.0, 2.0]])  # of a covariance
@@ -138,6 +146,7 @@ def test_the_price_is_that_of_the_call():
     assert jnp.all(jnp.isinf(solve(data=(data[0], cauchy)).standard_errors))
     few = solve(data=(data[0][:900], data[1][:900]))
     assert jnp.all(jnp.isinf(few.standard_errors))
+    assert jnp.all(jnp.isinf(few.stats["noise_errors"]))
 
 
 test_what_has_no_intervals_is_named = refused(
