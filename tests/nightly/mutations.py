@@ -400,7 +400,7 @@ TABLE = r"""
 ? * jax.random.normal(jax.random.key(1), (5000,))), key=key, epsilon=1e4, delta=1e-5,
 ? intervals=True).standard_errors)) > 0.03
 = an interval without the noise
-~ spread = spread + {{jnp.diag(scores.stddev**2) + |}}scores.bias @ scores.bias.T
+~ noisy = {{jnp.diag(scores.stddev**2) + |}}scores.bias.T @ scores.bias
 ? (lambda d: np.min(np.asarray(solvers.dp_linear_model('squared', d, key=key,
 ? epsilon=1.0, delta=1e-5, intervals=True).standard_errors)) > 1.2 * np.min(np.asarray(
 ? solvers.dp_linear_model('squared', d, key=key, epsilon=1e4, delta=1e-5,
