@@ -12,6 +12,7 @@ from dpjax._sharding import AxisName, by_device, row_axes, zeros
 from dpjax._types import PyTree
 from dpjax.losses import LinearLoss, squared
 from dpjax.losses._residual_losses import Huber
+from dpjax.solvers.linear._bends import Bends
 
 # Makes features (n, d) of columns (n, c), each record by itself.
 Basis = Callable[[jax.Array], jax.Array]
@@ -74,10 +75,13 @@ class ModelKind(NamedTuple):
     has_exposures: bool  # whether offsets are logarithms of exposures
     axis_name: AxisName | None  # the mesh axes over which records are sharded
     basis: Basis = themselves  # makes features of the columns of a record
+    bends: Bends | None = None  # makes hat functions of the columns, more features
 
     def shape(self, columns: jax.Array) -> tuple[int, int]:
-        """Returns the shape (n, d) of the features."""
-        return len(columns), jax.eval_shape(self.basis, columns).shape[1]
+        """Returns the shape (n, d) of the features, with hat functions."""
+        num_functions = self.bends.num_functions if self.bends else 0
+        num_features = jax.eval_shape(self.basis, columns).shape[1]
+        return len(columns), num_features + num_functions
 
     @property
     def has_labels(self) -> bool:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from dpjax.solvers.additive import _choice
+from dpjax.solvers.linear import _bends
 from dpjax.solvers.linear._kind import Examples
 from dpjax.solvers.papers import _hard_thresholding
 from dpjax.solvers.statistics import _group_means, _mean, _noisy_mean
@@ -74,6 +75,14 @@ def moments_of_hats(key, k):
     _choice._straightened.__wrapped__(None, functions, jnp.ones(len(x)), key, 1.0)
 
 
+def moments_of_bends(key, k):
+    columns = 2 * grid(k)
+    bends = _bends.Bends(tuple(range(k)), (-2.0, -1.0, 0.0, 2.0))
+    weights = jnp.ones(len(columns))
+    args = columns, weights, jnp.ones(()), key, 1.0
+    _bends.bends_whitening.__wrapped__(bends, None, *args)
+
+
 def mean_square(key, d):
     _hard_thresholding._learning_rate.__wrapped__(None, grid(d), 2.0, key, 1.0)
 
@@ -85,6 +94,7 @@ RELEASES = {
     squares_of_groups: (1, 0.99),
     rare_columns: (0, 0.99),
     moments_of_hats: (0, 0.85),
+    moments_of_bends: (0, 0.99),
     mean_square: (0, 0.99),
 }
 
