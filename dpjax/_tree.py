@@ -96,22 +96,32 @@ def narrowed(array: np.ndarray, *, copy: bool | None = None) -> np.ndarray:
         return np.asanyarray(array, dtype, copy=copy)  # keeps a masked array masked
 
 
+def real_pair(features: Any, targets: Any, name: str) -> tuple[Any, Any]:
+    """Returns real arrays, features (n, d) and targets (n,), not empty, or raises."""
+    pair = _validate.numbers(features, "features"), _validate.numbers(targets, name)
+    for of, x, ndim in zip(("features", name), pair, (2, 1), strict=True):
+        is_array = hasattr(x, "dtype")
+        kind = jax.ShapeDtypeStruct(x.shape, x.dtype) if is_array else type(x).__name__
+        is_fine = is_array and x.ndim == ndim and x.size > 0
+        rule = f"a real array of ndim {ndim} with at least one entry"
+        _validate.require(is_fine and not jnp.iscomplexobj(x), of, kind, rule)
+    x, y = pair
+    rule = f"of shape ({len(x)},), one number for each row of features"
+    _validate.require(len(x) == len(y), name, y.shape, rule)
+    return x, y
+
+
 def linear_data(features: Any, targets: Any) -> tuple[jax.Array, jax.Array]:
     """Returns checked features (n, d) and targets (n,) in one float dtype, for fits."""
-    named = ("features", features), ("targets", targets)
-    x, y = (
-        arrays(x.astype(np.float32) if x.dtype.kind in "iu" else x)
-        if isinstance(x, np.ndarray)
-        else jnp.asarray(x)
-        for x in (_validate.numbers(values, name) for name, values in named)
-    )
-    for name, array, ndim in (("features", x, 2), ("targets", y, 1)):
-        is_real = array.size > 0 and not jnp.iscomplexobj(array)
-        kind = jax.ShapeDtypeStruct(array.shape, array.dtype)
-        rule = f"a real array of ndim {ndim} with at least one entry"
-        _validate.require(is_real and array.ndim == ndim, name, kind, rule)
-    rule = f"of shape ({len(x)},), one number for each row of features"
-    _validate.require(len(x) == len(y), "targets", y.shape, rule)
+
+    def array(values: Any, name: str) -> jax.Array:
+        x = _validate.numbers(values, name)
+        if not isinstance(x, np.ndarray):
+            return jnp.asarray(x)
+        return arrays(x.astype(np.float32) if x.dtype.kind in "iu" else x)
+
+    pair = array(features, "features"), array(targets, "targets")
+    x, y = real_pair(*pair, "targets")
     dtype = jnp.float64 if jnp.float64 in (x.dtype, y.dtype) else jnp.float32
     return x.astype(dtype), y.astype(dtype)
 

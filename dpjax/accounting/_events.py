@@ -6,7 +6,7 @@ Accountants do not reject invalid events: they read a noise multiplier of -1 as 
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from numbers import Integral, Real
 from typing import Any
 
@@ -70,14 +70,16 @@ def leaves(event: dpa.DpEvent, count: int = 1) -> Iterator[tuple[dpa.DpEvent, in
         yield event, count
 
 
-def with_tuples(event: dpa.DpEvent) -> dpa.DpEvent:
-    """Returns the event with tuples in place of lists, so that it can be hashed."""
+def map_leaves(
+    function: Callable[[dpa.DpEvent], dpa.DpEvent], event: dpa.DpEvent
+) -> dpa.DpEvent:
+    """Returns the same composition of `function` of each part, hashable by tuples."""
     if isinstance(event, dpa.ComposedDpEvent):
-        parts: Any = tuple(map(with_tuples, event.events))
+        parts: Any = tuple(map_leaves(function, part) for part in event.events)
         return dpa.ComposedDpEvent(parts)
     if isinstance(event, dpa.SelfComposedDpEvent):
-        return dpa.SelfComposedDpEvent(with_tuples(event.event), event.count)
-    return event
+        return dpa.SelfComposedDpEvent(map_leaves(function, event.event), event.count)
+    return function(event)
 
 
 def samples_of(*events: dpa.DpEvent) -> Counter[str]:

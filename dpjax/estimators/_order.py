@@ -40,7 +40,7 @@ from dpjax import _validate
 from dpjax._rounding import LARGEST, LEAST_WEIGHT, ROUNDOFF
 from dpjax._sharding import AxisName, by_device, num_shares, row_axes
 from dpjax._sums.fold import MeanAndAux, Unrounded, group_means
-from dpjax._sums.order_statistics import median, middle_sum, order_statistics
+from dpjax._sums.order_statistics import median, middle, order_statistics
 from dpjax._sums.samples import unstacked
 from dpjax._sums.stream import SampleStream
 from dpjax._tree import Static, as_float, by_column, like, register
@@ -185,7 +185,7 @@ class TrimmedMean(Estimator):
         trimmed = self.trim_count(num_rows)
 
         def mean(columns):
-            total = middle_sum(columns, trimmed, stream.axes)
+            _, _, total = middle(columns, trimmed, stream.axes)
             return self._mean(total, num_rows - 2 * trimmed)
 
         means = jax.tree.map(lambda x: by_column(mean, as_float(x)), samples)

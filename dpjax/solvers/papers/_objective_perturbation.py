@@ -11,6 +11,7 @@ import numpy as np
 
 from dpjax import _validate
 from dpjax._sharding import check_key_of_rows, gathered
+from dpjax._tree import real_pair
 from dpjax._types import Key, Scalar
 from dpjax.accounting import gaussian_stddev
 from dpjax.accounting._objective import objective_noise
@@ -90,8 +91,7 @@ def dp_objective_perturbation(
     check_budget(epsilon, delta)
     check_key_of_rows(key, (features, labels))
     loss = checked_loss(loss, regularization)
-    features, labels = gathered((features, labels))
-    features, labels = checked_pair(features, labels)
+    features, labels = gathered(real_pair(features, labels, "labels"))
     output_epsilon, output_delta = OUTPUT_SHARE * epsilon, OUTPUT_SHARE * delta
     plan = Perturbation.of(
         Objective(loss, *features.shape),
@@ -205,19 +205,6 @@ def checked_loss(loss: MarginLoss | None, regularization: float) -> MarginLoss:
     rule = "a MarginLoss, which declares the bounds that the noise rests on"
     _validate.require(isinstance(loss, MarginLoss), "loss", loss, rule)
     return loss
-
-
-def checked_pair(features: jax.Array, labels: jax.Array) -> tuple[Any, Any]:
-    """Returns real arrays, features (n, d) and labels (n,), not empty, or raises."""
-    pair = _validate.numbers(features, "features"), _validate.numbers(labels, "labels")
-    for name, array, num_axes in zip(("features", "labels"), pair, (2, 1), strict=True):
-        is_fine = hasattr(array, "dtype") and array.ndim == num_axes and array.size > 0
-        is_fine = is_fine and not jnp.iscomplexobj(array)
-        shown = getattr(array, "aval", type(array).__name__)
-        rule = f"a real array of ndim {num_axes}, not empty"
-        _validate.require(is_fine, name, shown, rule)
-    _validate.leading_size(pair, "features and labels")
-    return pair
 
 
 def released_dtype(features: jax.Array) -> np.dtype:

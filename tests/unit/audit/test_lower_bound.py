@@ -55,9 +55,7 @@ KNOWN = {
 
 
 @pytest.mark.parametrize("significance", [0.025, 5e-7])
-def test_clopper_pearson_intervals_have_tails_of_their_significance(
-    significance,
-):
+def test_clopper_pearson_intervals_have_tails_of_their_significance(significance):
     for total in (1, 10, 10_000):
         counts = np.unique([0, 1, total // 3, total - 1, total])
         low, high = clopper_pearson(counts, total, significance)

@@ -15,6 +15,7 @@ from dpjax.solvers.additive._choice import rare_columns
 from dpjax.solvers.additive._curves import FINE, FINEST, NARROW, Hats
 from dpjax.solvers.linear._bends import Bends, bends_whitening
 from dpjax.solvers.linear._kind import Examples, ModelKind
+from dpjax.solvers.training._curves import errors_of_sums
 from tests.unit.refusals import refused
 
 KNOTS = (-2.0, 0.0, 2.0)
@@ -252,6 +253,9 @@ def test_bands_hold_curves_of_their_span(banded):
         at = np.abs(grid) == 2
         assert (high - low)[at].max() < 2
         np.testing.assert_allclose((low + high) / 2, banded.shapes()[column][1], 1e-4)
+    # Two columns have seven numbers each, at which all bands hold together.
+    together = banded.bands(0.986, simultaneous=True)[1]
+    np.testing.assert_allclose(together, bands[1], rtol=1e-4)
 
 
 def test_the_error_of_a_curve_is_that_of_a_sum_of_params(banded):
@@ -276,20 +280,17 @@ def test_the_error_of_a_curve_is_that_of_a_sum_of_params(banded):
 
 def test_an_error_that_cancels_is_not_zero():
     """Two parts that are as good as equal leave the rounding of their sum."""
-    curves = Curves(jnp.ones(1), jnp.zeros((1, 2)), (0.0, 1.0), (0,), None)
-    errors = Curves(jnp.ones(1), jnp.array([[0.0, 1.0]]), (0.0, 1.0), (0,), None)
-    opposite = jnp.array([[1.0, 0.0, -1.0], [0.0, 1.0, 0.0], [-1.0, 0.0, 1.0]])
-    grid = [0.0, 1.0, 2.0, 2.0]
-    stated = curves.errors(errors, opposite, 0, grid)
-    assert stated[0] == 0
-    assert 0 < stated[1] < 0.01
-    np.testing.assert_allclose(stated[2:], 1.0, rtol=1e-3)
-    small = jax.tree.map(lambda x: x * 1e-25, errors)  # of squares below float32
-    stated = curves.errors(small, opposite, 0, grid)
-    np.testing.assert_allclose(stated[2:], 1e-25, 1e-3)
-    # Without an error of the height there is none where the curve reads it.
-    hidden = Curves(jnp.ones(1), jnp.array([[0.0, jnp.inf]]), (0.0, 1.0), (0,), None)
-    stated = curves.errors(hidden, jnp.eye(3), 0, [-1.0, 0.0, 0.5, jnp.nan])
+    opposite = jnp.array([[1.0, -1.0], [-1.0, 1.0]])
+    factors = jnp.array([[1.0, 1.0], [2.0, 1.0]])
+    for unit in (1.0, 1e-25):  # whose square is below float32
+        stated = errors_of_sums(factors, jnp.full(2, unit), opposite)
+        assert 0 < stated[0] / unit < 0.01
+        np.testing.assert_allclose(stated[1] / unit, 1.0, rtol=1e-3)
+
+
+def test_a_curve_has_no_error_where_it_reads_a_height_without_one():
+    curves = Curves(jnp.ones(1), jnp.array([[0.0, jnp.inf]]), (0.0, 1.0), (0,), None)
+    stated = curves.errors(curves, jnp.eye(3), 0, [-1.0, 0.0, 0.5, jnp.nan])
     assert stated.tolist() == [1.0, 0.0, np.inf, 0.0]
 
 
