@@ -257,5 +257,5 @@ def test_one_run_names_the_extra_that_it_needs(key, monkeypatch):
 
 def test_one_run_needs_one_number_for_each_record(key):
     data = jnp.zeros(5), jnp.ones(5)
-    with pytest.raises(ValueError, match="what statistic returns must be one number"):
+    with pytest.raises(ValueError, match=r"must be of shape \(\d+,\), one number"):
         one_run(laplace, *data, key=key, statistic=jnp.sum)
