@@ -39,9 +39,8 @@ from dpjax.solvers.additive._curves import (
     least_gain,
     may_be_split,
 )
-from dpjax.solvers.linear._bends import Bends
 from dpjax.solvers.linear._columns import fit_columns, on_sample, problem
-from dpjax.solvers.linear._kind import Examples, ModelKind
+from dpjax.solvers.linear._kind import Bends, Examples, ModelKind
 from dpjax.solvers.linear._model import checked, column_index, noise_of
 from dpjax.solvers.training._calibration import check_noise
 from dpjax.solvers.training._curves import Curves

@@ -19,7 +19,7 @@ from dpjax.batching import Full
 from dpjax.losses import LinearLoss
 from dpjax.losses._residual_losses import Huber
 from dpjax.mechanisms._additive import gaussian_of_padded
-from dpjax.solvers.linear._bends import Bends, bends_whitening
+from dpjax.solvers.linear._bends import with_bends
 from dpjax.solvers.linear._constant import best_constant, largest_slope
 from dpjax.solvers.linear._kind import Examples, ModelKind, Records, Shares, by_block
 from dpjax.solvers.linear._steps import (
@@ -327,6 +327,7 @@ def _coordinates(
     examples, lines = records.examples, kind._replace(bends=None)
     num_samples, num_features = lines.shape(examples.features)
     size_key, mean_key, radius_key, moments_key, norm_key = _keys.split(key, 5)
+    keys = (moments_key,) if kind.bends is None else _keys.split(moments_key)
     mean_keys = size_key, mean_key
     constant, size, stats = best_constant(kind, records, mean_keys, multipliers)
 
@@ -339,11 +340,19 @@ def _coordinates(
     )
     # Otherwise noise in columns of zeros would become weights of a million.
     radius = jnp.where(radius <= _NO_ROWS, 1.0, radius)
-    moments = moments_key, multipliers.moments
-    if kind.bends is None:
-        white, z = whitened(kind, examples, radius, *moments)
-    else:
-        white, z = _with_bends(lines, kind.bends, examples, radius, *moments, stats)
+    share = 1.0 if kind.bends is None else _LINES
+    multiplier = multipliers.moments / math.sqrt(share)
+    white, z = whitened(lines, examples, radius, keys[0], multiplier)
+    if kind.bends is not None:
+        white, z = with_bends(
+            kind,
+            examples,
+            white,
+            z,
+            stats["mean_weight"] if kind.has_intercept else None,
+            keys[-1],
+            multipliers.moments / math.sqrt(1 - share),
+        )
     offsets, params, gradient_norms, largest = _first(kind, examples, z, constant, size)
     rows = z, offsets, examples.targets, examples.weights
     share = kind.block_shares["weights"]
@@ -400,56 +409,6 @@ def whitened(
     moments, stddevs, ones = _moments(kind, examples, radius, multiplier)
     noisy = gaussian_of_padded(key, moments, stddevs)
     return _whitened(kind, floors, examples.features, noisy, stddevs, ones)
-
-
-def _with_bends(
-    lines: ModelKind,  # of the model without hat functions
-    bends: Bends,
-    examples: Examples,  # features, targets, offsets, weights
-    radius: jax.Array,  # clip norm of rows, released
-    key: Key,
-    multiplier: Scalar,  # the noise multiplier of all moments
-    stats: dict[str, Any],  # released, with the mean weight
-) -> tuple[Whitening, jax.Array]:  # map, whitened features
-    """Releases whitenings of features and of hat functions, each with its share.
-
-    Returns the map of all of them, and the whitened features (n, d).
-    """
-    line_key, bend_key = _keys.split(key)
-    line_share = multiplier / math.sqrt(_LINES)
-    white, z = whitened(lines, examples, radius, line_key, line_share)
-    bent = bends_whitening(
-        bends,
-        lines.axis_name,
-        examples.features,
-        examples.weights,
-        stats["mean_weight"] if lines.has_intercept else None,
-        bend_key,
-        multiplier / math.sqrt(1 - _LINES),
-    )
-    return _joined(lines.axis_name, bends, white, bent, z, examples.features)
-
-
-@partial(jax.jit, static_argnums=(0, 1))
-def _joined(
-    axis_name: AxisName | None,
-    bends: Bends,
-    white: Whitening,  # of features
-    bent: Whitening,  # of hat functions
-    z: jax.Array,  # whitened features (n, d)
-    columns: jax.Array,
-) -> tuple[Whitening, jax.Array]:  # map, whitened features and hat functions
-    """Returns the map of features and hat functions, and the results of both."""
-
-    def z_of(bent: Whitening, columns: jax.Array) -> jax.Array:
-        return product(bends(columns) - bent.center[None, :], bent.matrix)
-
-    width = bends.num_functions
-    functions = by_block(z_of, bent, columns, width=width, axis_name=axis_name)
-    center = jnp.concatenate([white.center, bent.center])
-    matrix = jax.scipy.linalg.block_diag(white.matrix, bent.matrix)
-    joined = Whitening(center, matrix, white.share_kept)
-    return joined, jnp.concatenate([z, functions], axis=1)
 
 
 @partial(jax.jit, static_argnums=0)

@@ -13,8 +13,9 @@ from dpjax.solvers import Curves, Solution, dp_additive_model, dp_linear_model
 from dpjax.solvers.additive import _curves, _model
 from dpjax.solvers.additive._choice import rare_columns
 from dpjax.solvers.additive._curves import FINE, FINEST, NARROW, Hats
-from dpjax.solvers.linear._bends import Bends, bends_whitening
-from dpjax.solvers.linear._kind import Examples, ModelKind
+from dpjax.solvers.linear._bends import with_bends
+from dpjax.solvers.linear._kind import Bends, Examples, ModelKind
+from dpjax.solvers.statistics._moments import Whitening
 from dpjax.solvers.training._curves import errors_of_sums
 from tests.unit.refusals import refused
 
@@ -82,10 +83,15 @@ def test_bends_are_white_and_beside_their_lines():
     rng = np.random.default_rng(0)
     columns = jnp.asarray(rng.standard_t(3, (5_000, 3)), "float32")
     weights = jnp.asarray(rng.random(5_000), "float32")
-    bends, mean = Bends((2, 0), (-2.0, -0.5, 0.0, 1.0, 2.0)), jnp.mean(weights)
-    args = columns, weights, mean, jax.random.key(0), 1e-6
-    white = bends_whitening(bends, None, *args)
-    z = np.float64((bends(columns) - white.center[None]) @ white.matrix)
+    bends = Bends((2, 0), (-2.0, -0.5, 0.0, 1.0, 2.0))
+    kind = ModelKind(losses.logistic, True, False, None, bends=bends)
+    examples = Examples(columns, 0 * weights, 0 * weights, weights)
+    empty = (
+        Whitening(jnp.zeros(0), jnp.zeros((0, 0)), jnp.ones(())),
+        jnp.zeros((5000, 0)),
+    )
+    mean, key = jnp.mean(weights), jax.random.key(0)
+    _, z = with_bends(kind, examples, *empty, mean, key, 1e-6)
     lines = np.clip(columns[:, (2, 0)], -2, 2)
     moments = np.cov(np.c_[z, lines].T, aweights=weights) * float(mean)
     for own in (slice(0, 3), slice(3, 6)):

@@ -8,12 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from dpjax.losses import logistic
 from dpjax.solvers.additive import _choice
 from dpjax.solvers.linear import _bends
-from dpjax.solvers.linear._kind import Examples
+from dpjax.solvers.linear._kind import Bends, Examples, ModelKind
 from dpjax.solvers.papers import _hard_thresholding
 from dpjax.solvers.statistics import _group_means, _mean, _noisy_mean
 from dpjax.solvers.statistics._group_means import Groups
+from dpjax.solvers.statistics._moments import Whitening
 
 
 def check_set(examples, estimator, attained):
@@ -76,11 +78,14 @@ def moments_of_hats(key, k):
 
 
 def moments_of_bends(key, k):
-    columns = 2 * grid(k)
-    bends = _bends.Bends(tuple(range(k)), (-2.0, -1.0, 0.0, 2.0))
-    weights = jnp.ones(len(columns))
-    args = columns, weights, jnp.ones(()), key, 1.0
-    _bends.bends_whitening.__wrapped__(bends, None, *args)
+    features = 2 * grid(k)
+    ones, knots = jnp.ones(len(features)), (-2.0, -1.0, 0.0, 2.0)
+    bends = Bends(tuple(range(k)), knots)
+    kind = ModelKind(logistic, True, False, None, bends=bends)
+    examples = Examples(features, ones, ones, ones)
+    white = Whitening(jnp.zeros(k), jnp.eye(k), jnp.ones(()))
+    args = white, features, jnp.ones(()), key, 1.0
+    _bends.with_bends.__wrapped__(kind, examples, *args)
 
 
 def mean_square(key, d):
