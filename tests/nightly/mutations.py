@@ -422,6 +422,11 @@ TABLE = r"""
 ? m.noisy_bound(key, jnp.ones(3), noise_multiplier=1.0), len(set(seen)) == len(seen) >
 ? 1)[-1])(solvers.statistics._noisy_quantile, [])
 @ tests/unit/solvers/test_diameter.py
+= moments of hat functions have less noise
+~ clipping = SetClipping(math.sqrt(2 * k), {{math.sqrt(2)|1}})
+~     shape = jnp.zeros((k, 3
+? 'SetClipping(math.sqrt(2 * k), math.sqrt(2))' in __import__('inspect').getsource(
+? solvers.linear._bends)
 = slopes of a gain are longer than they count
 ~ slopes = slopes * {{(norm / jnp.maximum(row_norms(slopes), norm))[:, None]|1}}
 ? float(jnp.abs(solvers.additive._choice._centered(None, jnp.full((4, 1), 1e6),
