@@ -47,8 +47,6 @@ from dpjax.solvers.training._curves import Curves
 from dpjax.solvers.training._loop import Execution, check_execution
 from dpjax.solvers.training._solution import Solution
 
-_SPLIT_GAIN = 1.5  # of the least gain, if the straight model has coarse curves
-
 
 def dp_additive_model(
     loss: str | LinearLoss,
@@ -329,8 +327,7 @@ def _chosen_terms(
     if terms.may_be_finest(len(examples.targets), noise_multiplier):
         key, rare_key = _keys.split(key)
         keys.append(rare_key)
-    release = examples, keys, noise_multiplier, execution
-    choice = _released_choice(terms, straight, *release)
+    choice = _released_choice(terms, examples, keys, noise_multiplier, execution)
     rest = 1 - math.fsum(choice.shares.values())
 
     def final(key: Key, index: int) -> tuple[Curves, dict[str, Any]]:
@@ -373,7 +370,6 @@ class _Choice(NamedTuple):
 
 def _released_choice(
     terms: Terms,  # the static description of the model
-    straight: Terms,  # the model that is fitted if curves gain too little
     examples: Examples,  # features, targets, offsets, weights
     keys: list[Key],  # for the linear model, the gain, and perhaps the counts
     noise_multiplier: float,  # of all releases together
@@ -392,8 +388,6 @@ def _released_choice(
     noise = gain_noise(num_samples, terms.num_functions, noise_multiplier)
     shares = shares_of(kind, noise, threshold)
     threshold += 2 * noise / shares["bends"]  # two standard deviations of the gain
-    if straight.is_split:  # the straight model has a part of the gain
-        threshold *= _SPLIT_GAIN
     line, line_stats, *_ = terms._replace(knots=()).fit(
         examples,
         first_key,
