@@ -187,7 +187,10 @@ class Batching(abc.ABC):
 
     @abc.abstractmethod
     def divisor(self, num_samples: int, num_steps: int) -> float:
-        """Returns the public number that divides the sum of a batch."""
+        """Returns the public number that divides the sum of a batch.
+
+        It is the size of a batch, for padded batches the expected size.
+        """
 
     def sampling(self, num_samples: int, num_steps: int, **fields: Any) -> Sampling:
         """Returns the description of a run that `accounting.noise_multiplier` takes.
@@ -197,9 +200,6 @@ class Batching(abc.ABC):
             num_steps: T.
             **fields: further fields of `accounting.Sampling`, such as `relation`,
                 `group_size` and `strategy`.
-
-        Raises:
-            ValueError: If the batching does not fit n and T, or fields do not fit.
 
         Example:
             >>> from dpjax.batching import Poisson

@@ -39,40 +39,28 @@ class Constraint(abc.ABC):
     Parameters and gradients must be finite and real, and have the shapes of the set.
     Results have their structure and dtypes, float32 for integers. In half precision the
     result is rounded last, so a projection may lie outside the set by that rounding.
-
-    Example:
-        >>> from dpjax.constraints import L2Ball
-        >>> print(L2Ball(1.0).diameter("l2", num_coordinates=3))
-        2.0
     """
 
     def project(self, params: PyTree) -> PyTree:
         """Returns the point of the set nearest to the parameters in l2 norm.
 
+        A set without a projection in closed form (`Polytope`) raises `ValueError`.
+
         Args:
             params: pytree of real arrays, all finite.
-
-        Raises:
-            ValueError: If params are not real arrays or do not fit the set, or the set
-                has no projection in closed form (`Polytope`).
         """
-        raise self._has_no("projection")
+        rule = "constraint must be a set with a projection, as L2Ball has"
+        raise ValueError(f"{rule}, got {type(self).__name__}.")
 
+    @abc.abstractmethod
     def contains(self, params: PyTree, tolerance: Scalar = 1e-5) -> jax.Array:
         """Returns whether the parameters lie in the set, a boolean scalar.
 
         Args:
             params: pytree of real arrays; the result is False for NaN.
-            tolerance: slack of the set's inequalities, in units of the parameters.
-
-        Raises:
-            ValueError: If tolerance < 0, params do not fit, or are traced (`Polytope`).
+            tolerance: slack of the set's inequalities, at least 0, in units of the
+                parameters.
         """
-        raise self._has_no("method contains")
-
-    def _has_no(self, name: str) -> ValueError:
-        rule = f"constraint must be a set with a {name}, as L2Ball has"
-        return ValueError(f"{rule}, got {type(self).__name__}.")
 
     @abc.abstractmethod
     def diameter(self, norm: Norm, num_coordinates: int) -> Scalar:
@@ -86,10 +74,6 @@ class Constraint(abc.ABC):
             norm: "l1" or "l2".
             num_coordinates: number of entries of all leaves of the parameters together.
 
-        Raises:
-            ValueError: If norm is neither "l1" nor "l2", or the set has another number
-                of coordinates.
-
         Reference:
             Hu et al. (2022), Algorithm 1, which has max ||v||_1 instead. The diameter
             does not grow with the distance of the set from zero.
@@ -97,11 +81,7 @@ class Constraint(abc.ABC):
 
     @abc.abstractmethod
     def minimize_linear(self, gradient: PyTree) -> PyTree:
-        """Returns a point v of the set with the smallest <v, gradient>: NOT private.
-
-        Raises:
-            ValueError: If gradient is no real arrays or does not fit the set.
-        """
+        """Returns a point v of the set with the smallest <v, gradient>: NOT private."""
 
 
 class VertexConstraint(Constraint):
@@ -125,9 +105,6 @@ class VertexConstraint(Constraint):
         """Returns the float32 rounding error of a score, per unit of max |gradient|.
 
         It bounds |computed score - exact score| / max |gradient| for every vertex.
-
-        Raises:
-            ValueError: If the set has another number of coordinates.
         """
 
     @abc.abstractmethod
@@ -136,9 +113,6 @@ class VertexConstraint(Constraint):
 
         The shape is (num_vertices,), the dtype float64 if a leaf has it, else float32.
         Gradients are clipped so that no score exceeds a quarter of the largest float.
-
-        Raises:
-            ValueError: If gradient is no real arrays or does not fit the set.
         """
 
     def vertex(self, index: Scalar, like: PyTree) -> PyTree:
@@ -147,9 +121,6 @@ class VertexConstraint(Constraint):
         Args:
             index: integer from 0 to num_vertices - 1; may be traced.
             like: pytree shaped as the parameters; its values do not matter.
-
-        Raises:
-            ValueError: If index is out of range, or like does not fit the set.
         """
         vector, unflatten = flatten(like, "like")
         if _validate.is_concrete(index):
@@ -191,12 +162,8 @@ class Box(Constraint):
 
     Attributes:
         lower: one number for all coordinates, or a pytree of arrays of the shapes of
-            the parameters; its arrays are pytree leaves.
-        upper: of the same structure and shapes as lower, nowhere below lower.
-
-    Raises:
-        ValueError: If bounds are not numbers in [-1e30, 1e30], differ in shape, or
-            upper is below lower.
+            the parameters, in [-1e30, 1e30]; its arrays are pytree leaves.
+        upper: of the same structure, shapes and range as lower, nowhere below lower.
 
     Example:
         >>> import jax.numpy as jnp

@@ -37,12 +37,8 @@ class Polytope(VertexConstraint):
     raises `ValueError`, and so does `contains` for traced values.
 
     Attributes:
-        vertices: shape (num_vertices, d), with coordinates in the order of
-            `jax.flatten_util.ravel_pytree`; a pytree leaf.
-
-    Raises:
-        ValueError: If vertices is not a real matrix with at least one entry, and all
-            entries in [-1e30, 1e30].
+        vertices: real, shape (num_vertices, d), not empty, in [-1e30, 1e30], with
+            coordinates in the order of `jax.flatten_util.ravel_pytree`; a pytree leaf.
 
     Example:
         >>> import jax.numpy as jnp
@@ -150,15 +146,11 @@ def grid_net(
         constraint: a set of vectors with a projection: `Box`, `L1Ball`, `L2Ball` or
             `Simplex`.
         num_coordinates: d.
-        radius: zeta > 0, in l2 norm.
+        radius: zeta in [1e-20, 1e30], in l2 norm, so that the grid has at most 20
+            million cells.
 
     Returns:
         The points, shape (num_candidates, d).
-
-    Raises:
-        ValueError: If the set has no projection or another number of coordinates,
-            radius is not in [1e-20, 1e30], or the grid would have more than 20 million
-            cells.
 
     Example:
         >>> print(grid_net(Box(0.0, 1.0), 2, radius=0.36))
@@ -203,10 +195,6 @@ def halton_net(box: Box, num_coordinates: int, *, num_candidates: int) -> jax.Ar
 
     Returns:
         The points, shape (num_candidates, d).
-
-    Raises:
-        ValueError: If box is not a `Box` or has another number of coordinates, or
-            num_candidates is out of range.
 
     Example:
         >>> print(halton_net(Box(0.0, 3.0), 2, num_candidates=3))

@@ -149,11 +149,6 @@ def clip_to_norm(sample: PyTree, l2_clip_norm: Scalar) -> PyTree:
     """Returns sample·min(1, l2_clip_norm / ||sample||), the norm over all leaves.
 
     `Estimator` says how NaN, infinities and norms of 2^63 clip norms or more count.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> print(clip_to_norm({"w": jnp.array([3e9, 4e9])}, 1.0))
-        {'w': Array([0.6, 0.8], dtype=float32)}
     """
     return Clipping(l2_clip_norm).influence(sample)
 
@@ -254,11 +249,8 @@ class Grouped(NormBounded):
         groups: G groups, in the order of these arrays. A group is the name of a leaf or
             subtree, such as "layers/0/kernel" or "layers/0", or a tuple of such names;
             "" matches every leaf. A leaf is in the group with the longest matching
-            name.
-
-    Raises:
-        ValueError: If a name occurs twice; when called, if a group has no leaf, or a
-            leaf no group.
+            name. No name occurs twice; when called, each group has a leaf, and each
+            leaf a group, or `ValueError` is raised.
 
     Example:
         >>> import jax.numpy as jnp

@@ -29,15 +29,11 @@ def gaussian(key: Key, value: PyTree, *, stddev: Scalar) -> PyTree:
         value: array or pytree of floats, or a mean of `Estimator.unrounded`, which is
             rounded after the noise is added. Half precision is converted to float32,
             and back after the noise is added.
-        stddev: standard deviation in units of value; non-negative, may be traced.
+        stddev: standard deviation in units of value; non-negative and finite, may be
+            traced.
 
     Returns:
         A pytree like value.
-
-    Raises:
-        ValueError: If key is not a single typed key, stddev is negative or not finite,
-            or value has a leaf that is not floating point; inside `jax.shard_map`, if
-            value varies over other mesh axes than key.
 
     Privacy:
         If value has the l2 sensitivity D, this is the Gaussian mechanism with epsilon =
@@ -95,14 +91,11 @@ def laplace(
             sqrt(2)·scale, with the l2 norm sqrt(d + 1)·scale. Non-negative, may be
             traced.
         norm: "l1" or "l2". With "l2" value is one array, which inside `jax.shard_map`
-            every device has whole: noise for each part would cost more together.
+            every device has whole: noise for each part would cost more together. A
+            tree, or parts of an array, then raise `ValueError`.
 
     Returns:
         A pytree like value.
-
-    Raises:
-        ValueError: As for `gaussian`; if norm is neither, or "l2" with a tree or with
-            parts of an array.
 
     Privacy:
         If value has the sensitivity D in that norm, this is (D/scale)-differentially
@@ -182,17 +175,12 @@ def laplace_log_normal(
         value: array or pytree of floats, as for `gaussian`.
         scale: non-negative, in units of value; a number, or a pytree prefix of value
             with arrays that broadcast to its leaves. It may depend on private data, so
-            the values of arrays are not checked.
+            values of arrays are not checked, only Python numbers and shapes.
         sigma: standard deviation of the log scale, from 0.001 to 8, public; may be
             traced.
 
     Returns:
         A pytree like value.
-
-    Raises:
-        ValueError: If key is not a single typed key, sigma or a scale that is a Python
-            number is out of range, scale does not fit value, or value has a leaf that
-            is not floating point.
 
     Privacy:
         One entry with scale = S/s, where S is a t-smooth bound of its local

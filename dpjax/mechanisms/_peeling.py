@@ -48,9 +48,6 @@ def peeling(
     Returns:
         A vector of shape (d,) with at most s nonzero entries.
 
-    Raises:
-        ValueError: If an argument is out of its range, or key is not a typed key.
-
     Privacy:
         Let lam be the linf sensitivity of v. This is rho-zCDP under the relation of
         lam, with rho = s lam^2 / (2 g^2) + s lam^2 / (2 sigma^2) for Gumbel noise, and

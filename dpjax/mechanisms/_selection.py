@@ -50,11 +50,11 @@ def exponential(
             chunk, always of shape (chunk_size,). -inf marks a candidate that is
             excluded for every data set. NaN counts as the lowest score, +inf as the
             highest; finite scores are clipped to a quarter of the largest float.
-        epsilon: privacy parameter of this choice; positive, may be traced.
+        epsilon: privacy parameter of this choice; positive, finite, may be traced.
         sensitivity_range: the supremum over neighbors of max_v du(v) - min_v du(v),
             with du the change of the scores: at most twice their linf sensitivity, and
             the linf sensitivity itself if all scores change in the same direction.
-            Positive, may be traced.
+            Positive, finite, may be traced.
         num_chunks: number of chunks of the function; None for an array.
         axis_name: the axes of a `jax.shard_map` over which candidates are sharded, if
             any: equally many on each device, with a replicated key. The noise is the
@@ -62,11 +62,6 @@ def exponential(
 
     Returns:
         The index, an int32 scalar; chunks are numbered one after the other.
-
-    Raises:
-        ValueError: If key is not a single typed key, epsilon or sensitivity_range is
-            not positive and finite, scores are not a floating-point vector, or
-            num_chunks does not fit scores.
 
     Privacy:
         The choice is epsilon-DP and (epsilon^2/8)-zCDP, under the relation of

@@ -1,4 +1,8 @@
-"""Optax transformations: robust aggregation, privacy, sparsity, averaging."""
+"""Optax transformations: robust aggregation, privacy, sparsity, averaging.
+
+An argument out of its range raises `ValueError`, and so does an update without params
+if it needs them.
+"""
 
 from dpjax.transforms._chain import accumulate, chain, dp_sgd
 from dpjax.transforms._choices import frank_wolfe, peel

@@ -143,22 +143,8 @@ def dp_sgd(
     params - learning_rate·(robust mean + noise_multiplier·l2 sensitivity·N(0, I)).
     With `Clipping` this is the DP-SGD of Abadi et al.
 
-    Args:
-        learning_rate: step size, or a schedule of the step.
-        estimator: see `privatize`.
-        noise_multiplier: stddev / l2 sensitivity under `relation`.
-        key: see `privatize`.
-        normalize_by: see `privatize`.
-        relation: see `privatize`.
-        axis_name: see `privatize`.
-        noise: see `privatize`.
-
-    Returns:
-        An optax optimizer that takes per-example gradients with leaves (n, ...), and
-        the keyword is_padding_example.
-
-    Raises:
-        ValueError: As for `privatize`.
+    learning_rate is the step size, or a schedule of the step. `privatize` explains all
+    other arguments, the gradients that an update takes, and the errors.
 
     Privacy: The guarantee of `privatize` holds; the step is post-processing.
 

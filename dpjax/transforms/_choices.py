@@ -118,9 +118,6 @@ def frank_wolfe(
     Returns:
         An optax transformation; its update needs params, in the set.
 
-    Raises:
-        ValueError: If an argument is out of its range, or update gets no params.
-
     Privacy:
         One update is one selection with `epsilon`: between neighbors, the changes of
         two scores differ by at most diameter("l1")·sensitivity, because
@@ -213,14 +210,11 @@ def peel(
             parameters: learning_rate·`estimator.sensitivity(n, d).linf`.
         limit: bound on the entries of the incoming update, which are clipped to it:
             learning_rate·`estimator.limit`. It bounds the rounding of sums.
-        key: a typed key. It is part of the state; each update draws from a fresh one.
+        key: as for `frank_wolfe`.
         noise: "gumbel", or "laplace" as in the papers.
 
     Returns:
         An optax transformation; its update needs params.
-
-    Raises:
-        ValueError: If an argument is out of its range, or update gets no params.
 
     Privacy:
         One update is rho-zCDP, under the relation of the sensitivity, if params are

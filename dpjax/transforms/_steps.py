@@ -121,9 +121,6 @@ def project(projection_fn: Callable[[PyTree], PyTree]) -> optax.GradientTransfor
     Returns:
         An optax transformation without state; its update needs params.
 
-    Raises:
-        ValueError: If projection_fn is not callable, or update gets no params.
-
     Privacy: post-processing, if the set does not depend on the data.
 
     Example:
@@ -162,17 +159,14 @@ def average_iterates(
     from the optimizer's state.
 
     Args:
-        power: exponent of the weights: the weight of w_t grows about as t^power. 0 is
-            the plain mean.
-        decay: the largest weight of the previous mean in an update. Below 1 this
-            becomes the exponential moving average with that decay after 1 / (1 - decay)
-            iterates, without a bias from the start.
+        power: exponent of the weights: the weight of w_t grows about as t^power. It is
+            finite; 0 is the plain mean.
+        decay: the largest weight of the previous mean in an update, in [0, 1]. Below 1
+            this becomes the exponential moving average with that decay after
+            1 / (1 - decay) iterates, without a bias from the start.
 
     Returns:
         An optax transformation; its update needs params.
-
-    Raises:
-        ValueError: If power is negative or not finite, or decay not in [0, 1].
 
     Privacy: post-processing of the iterates, which have all been released.
 
