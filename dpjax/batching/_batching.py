@@ -81,13 +81,9 @@ class Batching(abc.ABC):
             num_samples: n, the number of records of all devices together.
             num_steps: T, the number of batches of the run.
             epsilon: privacy of the whole run, as given to
-                `accounting.noise_multiplier`: the capacity of padded batches depends on
-                it. Ignored by batchings of a fixed size.
+                `accounting.noise_multiplier`. Padded batches need it, because their
+                capacity depends on it. Ignored by batchings of a fixed size.
             delta: like epsilon.
-
-        Raises:
-            ValueError: If an argument is out of its range, the batching does not fit n
-                and T, or a required privacy budget is missing.
 
         Example:
             >>> import jax

@@ -156,7 +156,7 @@ class Truncation(ThresholdEstimator):
 class Winsorization(ThresholdEstimator):
     """The mean of min(max(x, -threshold), threshold), coordinate by coordinate.
 
-    Sensitivity: that of `Truncation`. The bias is smaller: a quarter, for v = 1.
+    Sensitivity: as for `Truncation`. The bias is smaller: a quarter, for v = 1.
 
     Attributes:
         threshold: B in [1e-20, 1e30], in units of the samples; a pytree leaf.

@@ -5,7 +5,7 @@ Floating-point noise has full tails but gaps, and nothing is claimed against att
 its last bits (Mironov, 2012). Only `discrete_gaussian` is exact.
 
 An argument out of its range raises `ValueError`, and so does a key that is not a single
-typed key, a value, vector or scores of other numbers than floats, and inside
+typed key, a value, vector or score that is not floating point, and inside
 `jax.shard_map` a value that varies over other mesh axes than the key.
 
 A strategy correlates the noise of several steps: pass it to `transforms.privatize`, and
