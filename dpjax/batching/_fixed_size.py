@@ -38,7 +38,6 @@ class Full(Batching):
         return None
 
     def divisor(self, num_samples, num_steps):
-        """See `Batching.divisor`: n."""
         return num_samples
 
     def _sampling(self, num_samples, num_steps):
@@ -85,9 +84,7 @@ class Disjoint(Batching):
         return state.step * size + jnp.arange(size)
 
     def divisor(self, num_samples, num_steps):
-        """See `Batching.divisor`: the batch size floor(n / num_steps)."""
-        rule = f"at most the number of records, {num_samples}, for disjoint batches"
-        _validate.require(num_steps <= num_samples, "num_steps", num_steps, rule)
+        at_most_all(num_samples, num_steps=num_steps)
         return num_samples // num_steps
 
     def _sampling(self, num_samples, num_steps):
@@ -131,7 +128,6 @@ class ShuffledEpochs(Batching):
         return jax.lax.dynamic_slice_in_dim(order, place * size, size)
 
     def divisor(self, num_samples, num_steps):
-        """See `Batching.divisor`: the batch size."""
         self._steps_of_epoch(num_samples)
         return self.batch_size
 
@@ -170,7 +166,6 @@ class WithoutReplacement(Batching):
         return uniform_subset(key, state.num_samples, self.batch_size)
 
     def divisor(self, num_samples, num_steps):
-        """See `Batching.divisor`: the batch size."""
         at_most_all(num_samples, batch_size=self.batch_size)
         return self.batch_size
 

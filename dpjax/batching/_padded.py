@@ -40,7 +40,6 @@ class Padded(Batching):
         """Returns how many records may enter a batch, and the probability to enter."""
 
     def divisor(self, num_samples, num_steps):
-        """See `Batching.divisor`: the expected batch size."""
         self._group(num_samples)
         return self.expected_batch_size
 
@@ -209,7 +208,6 @@ class BallsInBins(Padded):
         return jax.random.permutation(key, true_places(bins == place, state.capacity))
 
     def divisor(self, num_samples, num_steps):
-        """See `Batching.divisor`: the expected batch size."""
         self._group(num_samples)
         return num_samples / self.num_bins
 

@@ -153,7 +153,7 @@ class Estimator(abc.ABC):
             2.1666667
         """
         args = is_padding_example, normalize_by, axis_name
-        return self._folded(samples, *args, Static(False))[0]
+        return self._folded(samples, *args, is_rounded=False)[0]
 
     def with_aux(
         self,
@@ -170,10 +170,12 @@ class Estimator(abc.ABC):
         """
         return self._folded(stream, is_padding_example, normalize_by, axis_name)
 
-    def _folded(self, stream, is_padding_example, normalize_by, axis_name, *static):
+    def _folded(
+        self, stream, is_padding_example, normalize_by, axis_name, is_rounded=True
+    ):
         """Returns the robust mean and aux, such as losses, of `__call__`'s arguments.
 
-        If `static` is `Static(False)`, the mean is two floats, to add noise to them.
+        Unless `is_rounded`, the mean is an `Unrounded`, so that noise is added first.
         """
         stream = SampleStream.of(stream, is_padding_example)
         axes = row_axes(stream.rows, axis_name)
@@ -189,7 +191,7 @@ class Estimator(abc.ABC):
             elif is_known:  # before jit, which traces it
                 normalize_by = proven_divisor(num_rows, normalize_by)
         stream = replace(stream, axes=axes)
-        return stream.call(_fold_stream, self, normalize_by, *static)
+        return stream.call(_fold_stream, self, normalize_by, Static(is_rounded))
 
     def sensitivity(
         self,
@@ -339,12 +341,10 @@ class Mean(Estimator):
         return None
 
 
-def _fold_stream(stream, estimator, normalize_by, is_rounded=None):
-    """Returns the robust mean of a stream of samples, and all aux, such as losses.
+def _fold_stream(stream, estimator, normalize_by, is_rounded):
+    """Returns the robust mean and aux of a stream of samples, as `_folded` does.
 
-    `normalize_by` divides the sum; for None, the number of rows does. The mean is a
-    tree of floats. But if is_rounded is `Static(False)`, it is an `Unrounded`, two
-    floats for each number, so that noise is added before rounding.
+    `normalize_by` divides the sum; for None, the number of rows does.
     """
     axes = stream.axes
 
@@ -357,7 +357,7 @@ def _fold_stream(stream, estimator, normalize_by, is_rounded=None):
         if normalize_by is None:
             normalize_by = mine.num_rows_in_all
         mean, aux = estimator.fold(mine, normalize_by=normalize_by)
-        if is_rounded is None or is_rounded.value:
+        if is_rounded.value:
             mean = estimator._within_limit(mean.high, normalize_by)
         return mean, aux
 

@@ -321,10 +321,9 @@ def smooth_weights(smoothness: float, trim_count: int) -> np.ndarray:
 def smooth_sensitivity(order, weights, width, num_kept, bound: Bound) -> jax.Array:
     """Returns the smooth sensitivity, (d,), to which a trimmed mean's noise is scaled.
 
-    It is the largest w_k min(W, (x_(i) - x_(j)) / (n - 2m) + rounding), k < m, and w_m
-    W, with i = n-m+1+k-l and j = m+1-l, l <= k + 1, for "exact", or i = n-m+1+k and j =
-    m-k for "fast". `order` has `OrderStatistics`, `weights` w_k decrease as e^(-kt),
-    width is W = upper - lower, and num_kept is n - 2m.
+    It is the maximum (2) for "exact", or (3) for "fast", of terms (4), and of w_m W, in
+    the notation of this module: `weights` are w_k, width is W, and num_kept is N.
+    `order` has `OrderStatistics`.
     """
     low, high, _ = order
     trim_count, num_columns = len(low) - 1, low.shape[1]

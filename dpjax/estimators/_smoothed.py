@@ -1,7 +1,6 @@
 """Smoothed truncation and clipping by the Catoni-Giulini influence, evaluated stably.
 
-h_beta(a) = E phi(a (1 + Z / sqrt(beta))), Z standard normal, phi(x) = x - x^3/6 up to
-|x| = sqrt(2) and ±2 sqrt(2)/3 beyond. It is odd, increasing and bounded by
+h_beta, which `SmoothedTruncation` defines, is odd, increasing and bounded by
 `supremum(beta)`. The closed form in the literature subtracts a^3/6 from terms of the
 same size, so from |a| = 1e3 on it exceeds any bound in float32. Two forms replace it.
 

@@ -156,10 +156,7 @@ class Truncation(ThresholdEstimator):
 class Winsorization(ThresholdEstimator):
     """The mean of min(max(x, -threshold), threshold), coordinate by coordinate.
 
-    It has the sensitivity of `Truncation` and less bias: a quarter, for v = 1.
-
-    Sensitivity: replacing one of n records moves a coordinate by at most
-    2·threshold / n, before rounding.
+    Sensitivity: as for `Truncation`. The bias is smaller: a quarter, for v = 1.
 
     Attributes:
         threshold: B in [1e-20, 1e30], in units of the samples; a pytree leaf.

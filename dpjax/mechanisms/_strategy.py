@@ -223,19 +223,12 @@ class BandedToeplitz(Toeplitz):
         return self.num_bands - 1
 
     def toeplitz(self) -> np.ndarray:
-        """Returns the first column of C, float64 of shape (T,)."""
         return np.pad(self.coefficients, (0, self.num_steps - self.num_bands))
 
     def next_noise(self, noise, buffers, step):
         """Returns a step's noise x_t = z_t - sum_(j >= 1) c_j x_(t - j), and last x."""
         # z is the independent noise of the steps, x their correlated noise C^-1 z.
-
-        def solve(z: jax.Array, *before: jax.Array) -> jax.Array:
-            for c, x in zip(self.coefficients[1:], before, strict=True):
-                z = z - c * x
-            return z
-
-        solved = jax.tree.map(solve, noise, *buffers)
+        solved = _less(noise, self.coefficients[1:], buffers)
         return solved, (solved, *buffers)[: self.num_buffers]
 
 
@@ -319,7 +312,6 @@ class BufferedToeplitz(Toeplitz):
         return len(self.decays)
 
     def toeplitz(self) -> np.ndarray:
-        """Returns the first column of C, float64 of shape (T,)."""
         powers = np.arange(self.num_steps - 1)[:, None]
         later = (np.asarray(self.decays) ** powers) @ np.asarray(self.scales)
         return np.concatenate([[1.0], later])
@@ -328,17 +320,24 @@ class BufferedToeplitz(Toeplitz):
         """Returns a step's noise, x_t = z_t - s . m for buffers m, and new buffers."""
         # z is the independent noise, x the correlated noise C^-1 z; s are scales, d
         # decays; new buffers are d m + x_t.
-
-        def solve(z: jax.Array, *old: jax.Array) -> jax.Array:
-            for scale, m in zip(self.scales, old, strict=True):
-                z = z - scale * m
-            return z
-
-        solved = jax.tree.map(solve, noise, *buffers)
+        solved = _less(noise, self.scales, buffers)
         return solved, tuple(
             jax.tree.map(lambda m, x, decay=decay: decay * m + x, old, solved)
             for decay, old in zip(self.decays, buffers, strict=True)
         )
+
+
+def _less(
+    noise: PyTree, factors: tuple[float, ...], buffers: tuple[PyTree, ...]
+) -> PyTree:
+    """Returns the noise minus each buffer times its factor, as a row of C^-1 needs."""
+
+    def solve(z: jax.Array, *old: jax.Array) -> jax.Array:
+        for factor, x in zip(factors, old, strict=True):
+            z = z - factor * x
+        return z
+
+    return jax.tree.map(solve, noise, *buffers)
 
 
 def _check_bands(num_steps: int, num_bands: int) -> None:

@@ -216,10 +216,9 @@ def privatize(
     inner = estimator.measured if isinstance(estimator, Scaled) else estimator
     adaptive = inner if isinstance(inner, AdaptiveThreshold) else None
     bounded = inner.counting if isinstance(inner, AdaptiveThreshold) else inner
-    _validate.estimator(bounded)
+    _validate.bounded_estimator(bounded)
     _validate.non_negative(noise_multiplier=noise_multiplier)
     _validate.typed_key(key)
-    _validate.bounded_estimator(bounded)
     is_steady = adaptive is None and bounded.noise == "gaussian"
     only_none = f"None with {inner}, whose noise has no fixed stddev"
     rule = "a strategy of dpjax.mechanisms, or None" if is_steady else only_none
@@ -260,12 +259,11 @@ class _NoisyMean(NamedTuple):
     def init(self, params):
         """Returns the state: a key, with buffers of correlated noise or thresholds."""
         refuse_wrappers(params)
+        start = KeyState.of(self.key)
         if self.strategy is not None:
             num_buffers = self.strategy.num_buffers
             buffers = tuple(wide_zeros(params) for _ in range(num_buffers))
-            start = KeyState.of(self.key)
             return CorrelatedState(start.key, jnp.zeros((), jnp.int32), buffers)
-        start = KeyState.of(self.key)
         if self.adaptive is None:
             return start
         return ThresholdState(start.key, jnp.copy(self.adaptive.thresholds))

@@ -16,7 +16,7 @@ import scipy.stats
 
 from dpjax import batching as ways
 from dpjax.accounting import Sampling
-from dpjax.estimators import MedianOfMeans, Truncation, Winsorization
+from dpjax.estimators import Winsorization
 from dpjax.mechanisms import BandedToeplitz
 from dpjax.transforms import privatize
 
@@ -368,6 +368,3 @@ def test_sizes_beyond_the_data_are_refused(key):
             begun(batching, key, 8, num_steps)
     with pytest.raises(ValueError, match="num_bins must be at most 65,536"):
         ways.BallsInBins(2**16 + 1)
-    batch, mask = first_batch(ways.Poisson(4.0, capacity=12), key, jnp.arange(12.0))
-    with pytest.raises(ValueError, match="needs all rows"):
-        MedianOfMeans(Truncation(1.0), 3)(batch, mask, normalize_by=4.0)

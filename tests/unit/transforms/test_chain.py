@@ -42,8 +42,6 @@ def test_it_is_the_chain_of_optax_for_float32_parameters():
 
 BAD = {
     "mixed before": lambda: [optax.clip_by_global_norm(1.0), private()],
-    "blocks before": lambda: [optax.clip_by_block_rms(1.0), private()],
-    "harmless before": lambda: [optax.scale(2.0), private()],
     "none": lambda: [optax.sgd(0.1)],
     "nothing": lambda: [],
     "not private": lambda: [transforms.aggregate(CLIPPING), optax.sgd(0.1)],
