@@ -154,8 +154,3 @@ def test_an_attack_on_the_sum_of_a_sample(share, key):
 @pytest.mark.parametrize(("bound", "name"), short.EACH)
 def test_bounds_hold_over_many_keys(bound, name, key):
     short.check_over_many_keys(bound, name, 1000, key)
-
-
-@pytest.mark.parametrize("release", short.LEARNT)
-def test_statistics_are_learnt_for_any_release(release, key):
-    short.check_learnt(release, key)

@@ -172,9 +172,7 @@ def test_choices_among_dealt_out_candidates(select, num_chunks):
         return chosen(key, mine, axis_name="records")
 
     values, alone = dealt(scores), jax.jit(chosen)
-    specs = {"in_specs": (P(), P("records")), "out_specs": P()}
-    mapped = jax.shard_map(on_device, mesh=values.sharding.mesh, **specs)
-    dealt_out = jax.jit(mapped)
+    dealt_out = test_means.mapped(on_device, values.sharding.mesh)
     keys = [jax.random.key(i) for i in range(25)]
     choices = [int(alone(key, scores)) for key in keys]
     with jax.debug_key_reuse(False):
@@ -236,9 +234,6 @@ def test_a_training_run_over_devices_is_that_of_one():
         return state.params, metrics
 
     one, many = trained(run.step, (X, Y)), dealt((X, Y))
-    specs = {"in_specs": (P(), P("records")), "out_specs": P()}
-    mapped = jax.shard_map(
-        partial(run.step, axis_name="records"), mesh=many[0].sharding.mesh, **specs
-    )
-    for step in (run.step, jax.jit(mapped)):
+    of_rows = partial(run.step, axis_name="records")
+    for step in (run.step, test_means.mapped(of_rows, many[0].sharding.mesh)):
         chex.assert_trees_all_close(trained(step, many), one, rtol=1e-4, atol=1e-5)

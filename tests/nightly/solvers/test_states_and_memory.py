@@ -121,23 +121,10 @@ def test_derivatives_against_finite_differences(is_private):
     np.testing.assert_allclose(reverse, numeric, rtol=1e-6, atol=1e-9)
 
 
-def saved_run(folder, *, every=2, sign=1.0, **options):
+def saved_run(folder, *, sign=1.0, **options):
     features, targets = make_data()
-    options["checkpoint"] = Checkpoint(folder, every)
+    options["checkpoint"] = Checkpoint(folder, 2)
     return test_checkpoint.descent(data=(features, sign * targets), **options).params
-
-
-def test_a_folder_belongs_to_its_run_before_the_first_save(tmp_path):
-    # Steps 1 to 3 have been shown. On other data the same noise would be drawn, and
-    # the difference of both would have none.
-    with pytest.raises(KilledError):
-        saved_run(tmp_path, every=5, callback=kill_at(3))
-    for other in ({"sign": -1.0}, {"epsilon": 2.0}, {"num_steps": T + 1}):
-        with pytest.raises(ValueError, match="checkpoint must be new or of this run"):
-            saved_run(tmp_path, every=5, **other)
-    # Another interval draws the same noise.
-    expected = saved_run(tmp_path / "to the end")
-    np.testing.assert_array_equal(saved_run(tmp_path, every=1), expected)
 
 
 def test_a_checkpoint_is_of_one_process_at_a_time(tmp_path):

@@ -154,17 +154,14 @@ LEARNT = {
 }
 
 
-def check_learnt(release, key):
+@pytest.mark.quick(2)
+@pytest.mark.parametrize("release", LEARNT)
+def test_statistics_are_learnt_for_any_release(release, key):
     data, neighbor, least = LEARNT[release]
     audit = epsilon_lower_bound(
         release, data, neighbor, key=key, num_releases=40_000, confidence=0.99
     )
     assert audit.epsilon >= least
-
-
-@pytest.mark.parametrize("release", [sometimes_nan, pair_of_bits])
-def test_statistics_are_learnt_for_any_release(release, key):
-    check_learnt(release, key)
 
 
 def test_audits_with_one_key_agree_in_any_batch_size_and_on_the_host(key, monkeypatch):
