@@ -206,7 +206,6 @@ test_options_of_sampling_that_do_not_fit_are_named = refused(
     (SIZES | {"sampling_prob": 0.5}, "sampling_prob"),
     (SIZES | {"relation": ADD_OR_REMOVE_ONE}, "relation"),
     ({"relation": BLANKED}, "relation"),
-    ({"num_bins": 0}, "num_bins"),
     ({"num_bins": 4, "sampling_prob": 0.1}, "num_bins"),
     (SIZES | {"num_bins": 4}, "num_bins"),
     ({"num_bins": 4, "noise": "laplace"}, "noise"),
@@ -244,8 +243,8 @@ def test_one_band_is_independent_noise():
 
 
 def test_sampling_costs_less_and_full_groups_the_same():
-    def epsilon(expected, strategy=BANDS):
-        sampling = CyclicPoisson(expected, 5).sampling(400, 40, strategy=strategy)
+    def epsilon(expected):
+        sampling = CyclicPoisson(expected, 5).sampling(400, 40, strategy=BANDS)
         return noise_multiplier_to_epsilon(4.0, 1e-5, sampling)
 
     sensitivity = BANDS.sensitivity(max_participations=8, min_separation=5)
