@@ -52,16 +52,6 @@ def explicit(function, mesh):
     return lambda whole, rows: run(whole, dealt(rows, typed))
 
 
-def ambient(function, mesh):
-    run = jax.jit(partial(function, axis_name="records"))
-
-    def on_mesh(whole, rows):
-        with jax.set_mesh(mesh):
-            return run(whole, rows)
-
-    return on_mesh
-
-
 WHOLE, ROWS = P(), P("records")
 
 
@@ -126,14 +116,19 @@ def mean_of_one_device(name):
 
 
 # Every estimator in one setting: `test_neighbors` has every setting.
-PAIRS = [(auto, name) for name in ESTIMATORS]
-PAIRS += [(ambient, "Clipping"), (manual, "median-19")]
+PAIRS = [(auto, name) for name in ESTIMATORS] + [(manual, "median-19")]
 
 
 @pytest.mark.parametrize(("setting", "name"), PAIRS)
 def test_the_mean_is_that_of_one_device(setting, name):
     run = setting(grads_of(ESTIMATORS[name]), mesh_of(8))
     assert_close(run(PARAMS, BATCH), mean_of_one_device(name))
+
+
+def test_the_mean_on_a_mesh_that_is_set_is_that_of_one_device():
+    grad_fn = jax.jit(partial(grads_of(Clipping(0.8)), axis_name="records"))
+    with jax.set_mesh(mesh_of(8)):
+        assert_close(grad_fn(PARAMS, BATCH), mean_of_one_device("Clipping"))
 
 
 def test_a_mean_over_two_mesh_axes_is_that_of_one_device():

@@ -136,10 +136,14 @@ def on_rows(function, axis, is_named):
     return partial(function, axis_name=axis) if is_named else summed
 
 
-def by_shard_map(check_vma, *, is_named):
+def by_shard_map(mesh, axis="records", *, is_named, **options):
+    """One axis is Manual, and rows are dealt out over all."""
+    place = NamedSharding(mesh, P(mesh.axis_names))
+
     def made(function):
-        function = on_rows(function, "records", is_named)
-        return mapped(function, MESH, check_vma=check_vma)
+        function = on_rows(function, axis, is_named)
+        run = mapped(function, mesh, inputs=(P(), P(axis)), **options)
+        return lambda params, batch: run(params, jax.device_put(batch, place))
 
     return made
 
@@ -159,26 +163,13 @@ def by_pmap(*, is_named):
     return made
 
 
-def half_mapped(*, is_named):
-    """One axis is Manual, and rows are dealt out over another one, too."""
-    names, options = ("hosts", "chips"), {"axis_types": (AxisType.Auto,) * 2}
-    options["devices"] = jax.devices()[:DEVICES]
-    mesh = jax.make_mesh((2, DEVICES // 2), names, **options)
-    place = NamedSharding(mesh, P(names))
-
-    def made(function):
-        function = on_rows(function, "hosts", is_named)
-        run = mapped(function, mesh, inputs=(P(), P("hosts")), axis_names={"hosts"})
-        return lambda params, batch: run(params, jax.device_put(batch, place))
-
-    return made
-
-
+OF_TWO = {"axis_types": (AxisType.Auto,) * 2, "devices": jax.devices()[:DEVICES]}
+HOSTS = jax.make_mesh((2, DEVICES // 2), ("hosts", "chips"), **OF_TWO)
 MAPPED = {
-    "shard_map": partial(by_shard_map, True),
-    "shard_map, unchecked": partial(by_shard_map, False),
+    "shard_map": partial(by_shard_map, MESH),
+    "shard_map, unchecked": partial(by_shard_map, MESH, check_vma=False),
     "pmap": by_pmap,
-    "half a shard_map": half_mapped,
+    "half a shard_map": partial(by_shard_map, HOSTS, "hosts", axis_names={"hosts"}),
 }
 WHOLE = {
     f"{kind.name}, {axis}": jitted(kind, axis)
