@@ -295,10 +295,7 @@ def test_counts_of_short_samples_add_up():
 
 
 def test_scales_over_two_axes():
-    where = {"axis_types": (AxisType.Explicit, AxisType.Auto)}
-    where["devices"] = jax.devices()[:4]
-    mesh = jax.make_mesh((2, 2), ("records", "model"), **where)
-    rng = np.random.default_rng(3)
+    mesh, rng = mesh_over_two_axes(AxisType.Explicit), np.random.default_rng(3)
     grads = jnp.float32(rng.standard_t(2, (8, 4, 3)))
     scales = jnp.float32(rng.exponential(size=(4, 3)))
     expected = estimators.Scaled(Winsorization(1.0), scales).measured(grads)

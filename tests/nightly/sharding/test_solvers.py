@@ -18,6 +18,7 @@ from dpjax.estimators import MedianOfMeans, TrimmedMean, Truncation, Winsorizati
 from dpjax.mechanisms import exponential, permute_and_flip
 from tests import registry
 from tests.nightly.sharding import test_means
+from tests.unit.solvers.test_gradient_descent import descend
 
 N, D = 480, 6
 
@@ -37,12 +38,8 @@ Y = jnp.asarray(FEATURES @ np.linspace(0, 1, D) + RNG.normal(size=N), jnp.float3
 
 
 def descent(estimator, num_steps=5, **options):
-    return lambda x, y: solvers.dp_gradient_descent(
-        *(losses.squared, jnp.zeros(D), (x, y)),
-        **{"estimator": estimator, "learning_rate": 0.1, "num_steps": num_steps},
-        **budget(),
-        **options,
-    )
+    options |= {"params": jnp.zeros(D), "estimator": estimator, "num_steps": num_steps}
+    return lambda x, y: descend(losses.squared, data=(x, y), **budget(), **options)
 
 
 @cache

@@ -12,12 +12,13 @@ import pytest
 from dpjax import solvers
 from dpjax.batching import Disjoint, Full, Poisson
 from dpjax.constraints import L1Ball
-from dpjax.estimators import SmoothedTruncation, Winsorization
+from dpjax.estimators import SmoothedTruncation
 from dpjax.losses import squared
 from dpjax.solvers import Checkpoint
 from tests.parties import run_processes
 from tests.unit.solvers import test_checkpoint
 from tests.unit.solvers.test_checkpoint import KilledError, T, kill_at, make_data
+from tests.unit.solvers.test_gradient_descent import descend
 
 
 def floats(*shape):
@@ -30,10 +31,8 @@ def temporary_bytes(run, *shapes):
 
 
 def descent(key, data, **changes):
-    settings = {"learning_rate": 0.1, "num_steps": 3, "epsilon": 1.0, "delta": 1e-5}
-    settings |= {"estimator": Winsorization(1.0), "key": key} | changes
-    params = jnp.zeros(data[0].shape[1])
-    return solvers.dp_gradient_descent(squared, params, data, **settings).params
+    settings = {"params": jnp.zeros(data[0].shape[1]), "num_steps": 3} | changes
+    return descend(squared, key=key, data=data, **settings).params
 
 
 # Each repetition copies its batch, a twentieth of the data, and draws its places.
