@@ -120,10 +120,8 @@ def test_derivatives_against_finite_differences(is_private):
     np.testing.assert_allclose(reverse, numeric, rtol=1e-6, atol=1e-9)
 
 
-def saved_run(folder, *, sign=1.0, **options):
-    features, targets = make_data()
-    options["checkpoint"] = Checkpoint(folder, 2)
-    return test_checkpoint.descent(data=(features, sign * targets), **options).params
+def saved_run(folder, **options):
+    return test_checkpoint.descent(checkpoint=Checkpoint(folder, 2), **options).params
 
 
 def test_a_checkpoint_is_of_one_process_at_a_time(tmp_path):
@@ -132,7 +130,7 @@ def test_a_checkpoint_is_of_one_process_at_a_time(tmp_path):
     def second(step, params):
         del params
         with pytest.raises(ValueError, match="that no other process has open"):
-            saved_run(tmp_path / "states", sign=-1.0)
+            saved_run(tmp_path / "states", data=make_data(seed=1))
         refused.append(step)
 
     first = saved_run(tmp_path / "states", callback=second)

@@ -206,6 +206,7 @@ test_options_of_sampling_that_do_not_fit_are_named = refused(
     (SIZES | {"sampling_prob": 0.5}, "sampling_prob"),
     (SIZES | {"relation": ADD_OR_REMOVE_ONE}, "relation"),
     ({"relation": BLANKED}, "relation"),
+    ({"num_bins": 0}, "num_bins"),
     ({"num_bins": 4, "sampling_prob": 0.1}, "num_bins"),
     (SIZES | {"num_bins": 4}, "num_bins"),
     ({"num_bins": 4, "noise": "laplace"}, "noise"),
