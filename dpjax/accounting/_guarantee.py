@@ -49,6 +49,7 @@ class PrivacyGuarantee:
             must be hashable: compose tuples, not lists.
         description: the guarantee in one sentence; `of` writes it, with epsilon,
             e^epsilon and delta rounded up.
+        unit: a noun for what neighbors differ in, as for `of`; "" if it is unknown.
 
     Raises:
         ValueError: If epsilon is negative or NaN, delta is outside [0, 1), the relation
@@ -68,6 +69,7 @@ class PrivacyGuarantee:
     relation: NeighboringRelation
     dp_event: DpEvent
     description: str
+    unit: str = "record"
 
     def __post_init__(self) -> None:
         """Raises `ValueError` for a wrong field or a sample released twice."""
@@ -116,7 +118,7 @@ class PrivacyGuarantee:
             'Replacing any one record changes the probability of any event to at most
             e^1 = 2.72 times what it was, plus 1e-05.'
         """
-        stated = cls(epsilon, delta, relation, dp_event, "")
+        stated = cls(epsilon, delta, relation, dp_event, "", unit)
         if num_samples is not None:
             _validate.count(num_samples=num_samples)
             rule = (
