@@ -12,13 +12,19 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from dp_accounting import NoOpDpEvent
 
 from dpjax import _validate
 from dpjax._keys import secret_repr
-from dpjax._rounding import rounded_up
+from dpjax._rounding import claim, rounded_up
 from dpjax._sharding import AxisName, row_axes
 from dpjax._tree import arrays, like, num_coordinates
 from dpjax._types import REPLACE_ONE, Key, LossFn, NeighboringRelation, PyTree, Scalar
+from dpjax.accounting import (
+    PrivacyGuarantee,
+    gaussian_event,
+    noise_multiplier_to_epsilon,
+)
 from dpjax.batching import BallsInBins, Batching, CyclicPoisson, Full, Poisson
 from dpjax.batching._batching import BatchState
 from dpjax.estimators import AdaptiveThreshold, Clipping, Estimator, Mean, Scaled
@@ -198,6 +204,10 @@ class PrivateTraining:
         self._base.optimizer(())  # raises if the parts do not fit each other
         self._jitted = jax.jit(self._step, static_argnums=2)
 
+    def __repr__(self) -> str:
+        cost = claim(self.privacy.epsilon, self.privacy.delta)
+        return f"<PrivateTraining: {self.num_steps} steps, {self.batching}, {cost}>"
+
     def init(self, params: PyTree, key: Key) -> TrainingState:
         """Returns the state before the first step.
 
@@ -284,6 +294,58 @@ class PrivateTraining:
         is_over = state.batches.step >= self.num_steps
         state, seen = jax.lax.cond(is_over, keep, make, state)
         return state, {"step": state.batches.step, **seen}
+
+    def privacy_after(self, step: int) -> PrivacyGuarantee:
+        """Returns the guarantee of the first steps of the run, before the later ones.
+
+        It is for a run that stops early, and for a curve of epsilon: it grows with the
+        step, and after the last step it is `privacy`.
+
+        Args:
+            step: the number of steps, from 0 to num_steps.
+
+        Raises:
+            ValueError: If step is no integer, or out of its range.
+
+        Privacy:
+            Parameters and metrics of these steps are together (epsilon, delta)-DP under
+            `privacy.relation`, at the delta of the run; epsilon is an upper bound, and
+            delta is 0 before the first step. Choose the step before the run, or by
+            something that does not depend on the data. If you choose it by released
+            numbers, such as metrics, the guarantee is `privacy`.
+
+        Example:
+            >>> run = PrivateTraining(
+            ...     lambda *_: 0.0, num_samples=20_000, epsilon=1.0, delta=1e-6)
+            >>> print([f"{run.privacy_after(t).epsilon:.2f}" for t in (0, 1, 50, 200)])
+            ['0.00', '0.06', '0.48', '1.00']
+
+        Reference:
+            `docs/privacy/proofs/composition.md`, 3.11.
+        """
+        privacy, base, num_steps = self.privacy, self._base, self.num_steps
+        is_integer = jnp.issubdtype(getattr(step, "dtype", type(step)), jnp.integer)
+        is_fine = is_integer and jnp.ndim(step) == 0 and 0 <= step <= num_steps
+        _validate.require(is_fine, "step", step, f"an integer from 0 to {num_steps}")
+        if step == num_steps:
+            return privacy
+        num_samples = base.batches.start.num_samples
+        epsilon, delta, event = 0.0, 0.0, NoOpDpEvent()
+        if step > 0:
+            noise, delta = measured(base.estimator).noise, privacy.delta
+            how = {"noise": noise, "relation": base.relation, "strategy": base.strategy}
+            sampling = self.batching.sampling(num_samples, int(step), **how)
+            known = noise_multiplier_to_epsilon(self.noise_multiplier, delta, sampling)
+            epsilon = min(known, privacy.epsilon)
+            event = gaussian_event(self.noise_multiplier, sampling)
+        return PrivacyGuarantee.of(
+            epsilon,
+            delta,
+            dp_event=event,
+            relation=privacy.relation,
+            num_samples=num_samples,
+            unit=privacy.unit,
+        )
 
     def relative_noise(self, num_params: int) -> float:
         """Returns the norm of one step's noise over the largest norm of one gradient.
