@@ -70,14 +70,8 @@ class Statement(NamedTuple):
 
         from dpjax.accounting import PrivacyGuarantee
 
-        return PrivacyGuarantee(
-            self.epsilon,
-            self.delta,
-            NeighboringRelation[self.relation],
-            UnsupportedDpEvent(),
-            self.description,
-            self.unit,
-        )
+        relation, event = NeighboringRelation[self.relation], UnsupportedDpEvent()
+        return PrivacyGuarantee(*self[:2], relation, event, self.description, self.unit)
 
 
 def stored_arrays(file: BinaryIO) -> Any:

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from dp_accounting import NeighboringRelation, UnsupportedDpEvent
 
-from dpjax import __version__, read_guarantee
+import dpjax
+from dpjax import read_guarantee
 from dpjax.accounting import PrivacyGuarantee, gaussian_event
 from dpjax.tables._statement import Statement
 from tests.unit.models.test_model import archive, model, model_file, shaped
@@ -62,7 +63,7 @@ def test_what_is_read_is_what_was_stated(tmp_path, relation):
     (tmp_path / "model.npz").write_bytes(model_file(model(privacy=privacy)))
     content = json.loads(str(np.load(tmp_path / "model.npz")["model"]))
     assert fits(content)
-    assert content["privacy"]["dpjax"] == __version__
+    assert content["privacy"]["dpjax"] == dpjax.__version__
     assert "GaussianDpEvent(noise_multiplier=3.75)" in content["privacy"]["mechanism"]
     for path in (tmp_path / "model.npz", saved(tmp_path, content)):
         read = read_guarantee(path)

@@ -7,6 +7,7 @@ their constants, as "adaptive clipping, quantile by the noise".
 
 import math
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -20,11 +21,7 @@ from dpjax._rounding import claim, rounded_up
 from dpjax._sharding import AxisName, row_axes
 from dpjax._tree import arrays, like, num_coordinates
 from dpjax._types import REPLACE_ONE, Key, LossFn, NeighboringRelation, PyTree, Scalar
-from dpjax.accounting import (
-    PrivacyGuarantee,
-    gaussian_event,
-    noise_multiplier_to_epsilon,
-)
+from dpjax.accounting import PrivacyGuarantee
 from dpjax.batching import BallsInBins, Batching, CyclicPoisson, Full, Poisson
 from dpjax.batching._batching import BatchState
 from dpjax.estimators import AdaptiveThreshold, Clipping, Estimator, Mean, Scaled
@@ -174,16 +171,17 @@ class PrivateTraining:
         execution = Execution(microbatch_size=microbatch_size)
         budget = {"epsilon": epsilon, "delta": delta}
         batches = Batches.of(data, num_steps, batching, execution, **budget)
-        self.noise_multiplier, self.privacy = calibrated_noise(
+        self._calibrated = partial(
+            calibrated_noise,
             noisy,
             batching,
             num_samples=num_samples,
-            num_steps=num_steps,
             **budget,
             unit="row of data",
             relation=relation,
             strategy=noise,
         )
+        self.noise_multiplier, self.privacy = self._calibrated(num_steps=num_steps)
         self.batching, self.num_steps = batching, num_steps
         self._estimator, self._optimizer, self._monitor = estimator, optimizer, monitor
         self._seen = ["gradient_norm"] + ["noise_norm"] * (noisy.noise == "gaussian")
@@ -309,10 +307,10 @@ class PrivateTraining:
 
         Privacy:
             Parameters and metrics of these steps are together (epsilon, delta)-DP under
-            `privacy.relation`, at the delta of the run; epsilon is an upper bound, and
-            delta is 0 before the first step. Choose the step before the run, or by
-            something that does not depend on the data. If you choose it by released
-            numbers, such as metrics, the guarantee is `privacy`.
+            `privacy.relation`, at the delta of the run; epsilon is an upper bound.
+            Choose the step before the run, or by something that does not depend on the
+            data. If you choose it by released numbers, such as metrics, the guarantee
+            is `privacy`.
 
         Example:
             >>> run = PrivateTraining(
@@ -323,29 +321,18 @@ class PrivateTraining:
         Reference:
             `docs/privacy/proofs/composition.md`, 3.11.
         """
-        privacy, base, num_steps = self.privacy, self._base, self.num_steps
-        is_integer = jnp.issubdtype(getattr(step, "dtype", type(step)), jnp.integer)
-        is_fine = is_integer and jnp.ndim(step) == 0 and 0 <= step <= num_steps
-        _validate.require(is_fine, "step", step, f"an integer from 0 to {num_steps}")
-        if step == num_steps:
-            return privacy
-        num_samples = base.batches.start.num_samples
-        epsilon, delta, event = 0.0, 0.0, NoOpDpEvent()
+        kind, most = getattr(step, "dtype", type(step)), self.num_steps
+        is_integer = jnp.issubdtype(kind, jnp.integer) and jnp.ndim(step) == 0
+        is_fine = is_integer and 0 <= step <= most
+        _validate.require(is_fine, "step", step, f"an integer from 0 to {most}")
+        if step == most:
+            return self.privacy
+        multiplier = self.noise_multiplier
         if step > 0:
-            noise, delta = measured(base.estimator).noise, privacy.delta
-            how = {"noise": noise, "relation": base.relation, "strategy": base.strategy}
-            sampling = self.batching.sampling(num_samples, int(step), **how)
-            known = noise_multiplier_to_epsilon(self.noise_multiplier, delta, sampling)
-            epsilon = min(known, privacy.epsilon)
-            event = gaussian_event(self.noise_multiplier, sampling)
-        return PrivacyGuarantee.of(
-            epsilon,
-            delta,
-            dp_event=event,
-            relation=privacy.relation,
-            num_samples=num_samples,
-            unit=privacy.unit,
-        )
+            return self._calibrated(num_steps=int(step), multiplier=multiplier)[1]
+        # No step reveals as much as a step with infinite noise.
+        _, nothing = self._calibrated(num_steps=1, multiplier=math.inf)
+        return replace(nothing, dp_event=NoOpDpEvent())
 
     def relative_noise(self, num_params: int) -> float:
         """Returns the norm of one step's noise over the largest norm of one gradient.

@@ -410,20 +410,15 @@ def load_model(path: str | os.PathLike[str]) -> Model:
             errors = {name: entries[name] for name in _ERRORS if name in entries.files}
         content = of_type(dict, "model", json.loads(of_type(str, "model", text.item())))
         version = content.get("format")
-        if type(version) is int and version == _FORMAT:
-            return _model(params, heights, errors, content)
+        is_known = type(version) is int and version == _FORMAT
+        rule = f"{_FORMAT}, or the version of dpjax that wrote the file must read it"
+        _validate.require(is_known, "format", version, rule)
+        return _model(params, heights, errors, content)
     except Exception as why:  # zipfile, NumPy and json raise errors of many types
         raise ValueError(
             "model must be a file that dpjax train has written (model.npz) in full, "
             f"got {str(path)!r}: {type(why).__name__}, {str(why).rstrip('.')}."
         ) from None
-    writer = (
-        "a later" if isinstance(version, int) and version > _FORMAT else "an earlier"
-    )
-    raise ValueError(
-        f"model must be of format {_FORMAT}, which this version of dpjax reads; "
-        f"{writer} version wrote {path}, got {version}. Use that version or retrain."
-    )
 
 
 def _model(

@@ -297,10 +297,8 @@ def test_files_that_are_no_models_are_refused(tmp_path):
     for content in (changed(), bent(), with_errors()):  # which nothing is wrong with
         load_model(save(tmp_path, content))
     for version in (3, 1, None, True):
-        writer = "a later" if version == 3 else "an earlier"
         path = save(tmp_path, changed(format=version))
-        message = f"model must be of format 2, .*; {writer} version .*, got {version}"
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(ValueError, match=f"format must be 2, or .*, got {version}"):
             load_model(path)
     with pytest.raises(FileNotFoundError):
         load_model(tmp_path / "none.npz")

@@ -245,7 +245,8 @@ def test_the_first_steps_cost_what_a_shorter_run_with_their_noise_costs(options)
     curve = [run.privacy_after(step) for step in range(10)]
     epsilons = [part.epsilon for part in curve]
     assert epsilons == sorted(epsilons)
-    assert epsilons[0] == curve[0].delta == 0 < epsilons[1]
+    assert epsilons[0] == 0 < epsilons[1]
+    assert curve[0].tradeoff(0.1) == pytest.approx(0.1, abs=1e-4)
     assert curve[-1] is run.privacy
     for step in (1, 7):
         part = curve[step]
