@@ -49,11 +49,12 @@ class PrivacyGuarantee:
             must be hashable: compose tuples, not lists.
         description: the guarantee in one sentence; `of` writes it, with epsilon,
             e^epsilon and delta rounded up.
-        unit: a noun for what neighbors differ in, as for `of`; "" if it is unknown.
+        unit: a noun for what neighbors differ in, as for `of`.
 
     Raises:
         ValueError: If epsilon is negative or NaN, delta is outside [0, 1), the relation
-            is not a `NeighboringRelation`, or the event cannot be hashed.
+            is not a `NeighboringRelation`, the event cannot be hashed, or the unit is
+            no text.
 
     Example:
         >>> from dpjax.accounting import gaussian_event
@@ -76,6 +77,8 @@ class PrivacyGuarantee:
         _validate.within(0.0, math.inf, epsilon=self.epsilon)
         _validate.delta(self.delta)
         check_relation(self.relation)
+        is_words = isinstance(self.unit, str) and self.unit.strip() != ""
+        _validate.require(is_words, "unit", self.unit, 'a noun, such as "record"')
         try:
             hash(self.dp_event)
         except TypeError:
@@ -108,8 +111,8 @@ class PrivacyGuarantee:
         words, such as "group of records with one postcode".
 
         Raises:
-            ValueError: As for the class; if the unit is not a text; or if `num_samples`
-                is given under ADD_OR_REMOVE_ONE.
+            ValueError: As for the class; or if `num_samples` is given under
+                ADD_OR_REMOVE_ONE.
 
         Example:
             >>> from dpjax.accounting import gaussian_event
@@ -127,8 +130,6 @@ class PrivacyGuarantee:
             )
             is_fine = relation is not ADD_OR_REMOVE_ONE
             _validate.require(is_fine, "num_samples", num_samples, rule)
-        is_words = isinstance(unit, str) and unit.strip() != ""
-        _validate.require(is_words, "unit", unit, 'a noun, such as "record"')
         description = f"No privacy is guaranteed: the outcome may reveal any {unit}."
         if epsilon < math.inf:
             replaced = _any_one(unit, relation, num_samples)

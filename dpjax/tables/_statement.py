@@ -26,15 +26,15 @@ _MOST_BYTES = 2**26  # of JSON, which takes many times its size in memory
 
 
 class Statement(NamedTuple):
-    """A guarantee as a file states it; "" is unknown, in files of earlier versions."""
+    """A guarantee as a file states it; earlier files leave the last three unknown."""
 
     epsilon: float
     delta: float
     relation: str
     description: str
-    unit: str = ""
-    mechanism: str = ""  # the event of dp_accounting, as text
-    dpjax: str = ""  # the version of dpjax that computed the guarantee
+    unit: str = "unknown"
+    mechanism: str = "unknown"  # the event of dp_accounting, as text
+    dpjax: str = "unknown"  # the version of dpjax that computed the guarantee
 
     @classmethod
     def of(cls, privacy: "PrivacyGuarantee") -> "Statement":
@@ -55,10 +55,11 @@ class Statement(NamedTuple):
         _validate.delta(delta)
         names = cls._fields[2:] if version else ("relation", "description")
         texts = {name: of_type(str, name, content[name]) for name in names}
-        rule = f"one of {', '.join(_RELATIONS)}"
-        is_known = texts["relation"] in _RELATIONS
-        _validate.require(is_known, "relation", texts["relation"], rule)
-        return cls(epsilon, delta, **texts)
+        stated, rule = cls(epsilon, delta, **texts), f"one of {', '.join(_RELATIONS)}"
+        is_known = stated.relation in _RELATIONS
+        _validate.require(is_known, "relation", stated.relation, rule)
+        _validate.require(stated.unit.strip() != "", "unit", stated.unit, "a noun")
+        return stated
 
     def content(self) -> dict[str, Any]:
         """Returns the field `privacy`, for JSON."""
@@ -101,7 +102,7 @@ def read_guarantee(path: str | os.PathLike[str]) -> "PrivacyGuarantee":
 
     Returns:
         The guarantee. Its `dp_event` is an `UnsupportedDpEvent`, because a file has the
-        event only in words, and its `unit` is "" if an earlier version wrote the file.
+        event only in words; its `unit` is "unknown" if an earlier version wrote it.
 
     Raises:
         OSError: If there is no such file, or it cannot be read.

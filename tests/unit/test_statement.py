@@ -3,6 +3,7 @@
 import importlib.resources
 import json
 import math
+import re
 
 import numpy as np
 import pytest
@@ -28,6 +29,7 @@ def fits(value, schema=SCHEMA):
         "type": lambda x: isinstance(value, KINDS[x]) and value is not True,
         "const": lambda x: (type(value), value) == (type(x), x),
         "enum": lambda x: value in x,
+        "pattern": lambda x: re.search(x, value) is not None,
         "minimum": lambda x: value >= x,
         "exclusiveMaximum": lambda x: value < x,
         "required": lambda x: {*x} <= {*value},
@@ -74,7 +76,7 @@ def test_what_is_read_is_what_was_stated(tmp_path, relation):
 
 def test_files_of_earlier_versions_and_of_later_models_are_read(tmp_path):
     read = read_guarantee(saved(tmp_path, {"privacy": OLD, "format": 99}))
-    assert (read.epsilon, read.delta, read.unit) == (1.0, 1e-5, "")
+    assert (read.epsilon, read.delta, read.unit) == (1.0, 1e-5, "unknown")
     assert str(read) == str(guarantee())
     assert fits({"privacy": Statement.read(OLD).content()})
     later = PRIVACY | {"more": 1, "noise_key": "from the operating system"}
@@ -86,6 +88,7 @@ WRONG = [
     *(("epsilon", x) for x in (-1e-9, math.nan, "1", True, None, [1])),
     *(("delta", x) for x in (-1e-9, 1, math.nan, "1", None)),
     *(("relation", x) for x in ("replace_one", "", 1, None, ["REPLACE_ONE"])),
+    *(("unit", x) for x in ("", " ")),
     *((x, 1) for x in ("description", "unit", "mechanism", "dpjax")),
 ]
 WORDS = "path must be a file of dpjax that states its guarantee .*, got '.*': "
