@@ -15,19 +15,12 @@ import pytest
 
 import dpjax
 from dpjax import ADD_OR_REMOVE_ONE, PrivateTraining, accounting, recommend
-from dpjax.batching import (
-    BallsInBins,
-    CyclicPoisson,
-    Disjoint,
-    Full,
-    Poisson,
-    ShuffledEpochs,
-    WithoutReplacement,
-)
+from dpjax.batching import BallsInBins, Disjoint, Full, Poisson, ShuffledEpochs
 from dpjax.estimators import AdaptiveThreshold, Clipping, MedianOfMeans, Scaled
 from dpjax.gradients import by_user, streamed_grad
 from dpjax.mechanisms import BandedToeplitz, BinaryTree, BufferedToeplitz
 from dpjax.transforms import chain, privatize
+from tests import registry
 from tests.unit.refusals import refused
 from tests.unit.transforms.test_contract import with_keys, without_keys
 
@@ -230,10 +223,8 @@ def test_add_or_remove_costs_what_its_batches_cost(batching):
 TRIMMED = dpjax.estimators.TrimmedMean(0.2, -1.0, 1.0)
 ADDED = {"relation": ADD_OR_REMOVE_ONE}
 PARTS = [
-    *({"batching": batching} for batching in (Full(), Disjoint(), Poisson(6.0))),
-    *({"batching": each(6)} for each in (ShuffledEpochs, WithoutReplacement)),
-    {"batching": BallsInBins(5)},
-    {"batching": CyclicPoisson(6.0, cycle_length=4), "monitor": 0.2},
+    *({"batching": batching} for batching in registry.BATCHINGS.values()),
+    {"batching": Poisson(6.0), "monitor": 0.2},
     {"batching": Full(), "estimator": TRIMMED},
     *({"batching": x} | ADDED for x in (Full(), Poisson(6.0), BallsInBins(5))),
 ]
