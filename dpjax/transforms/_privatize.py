@@ -260,12 +260,11 @@ class _NoisyMean(NamedTuple):
     def init(self, params):
         """Returns the state: a key, with buffers of correlated noise or thresholds."""
         refuse_wrappers(params)
+        start = KeyState.of(self.key)
         if self.strategy is not None:
             num_buffers = self.strategy.num_buffers
             buffers = tuple(wide_zeros(params) for _ in range(num_buffers))
-            start = KeyState.of(self.key)
             return CorrelatedState(start.key, jnp.zeros((), jnp.int32), buffers)
-        start = KeyState.of(self.key)
         if self.adaptive is None:
             return start
         return ThresholdState(start.key, jnp.copy(self.adaptive.thresholds))
