@@ -4,9 +4,9 @@ A name is imported when it is first read (PEP 562): importing JAX takes a second
 code that needs one package should not wait for all of them.
 """
 
-from importlib import metadata as _metadata
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
+from dpjax._lazy import VERSION as _VERSION
 from dpjax._lazy import lazily as _lazily
 
 if _TYPE_CHECKING:
@@ -31,19 +31,18 @@ if _TYPE_CHECKING:
     from dpjax.gradients import check_model, per_sample_grad, robust_grad
     from dpjax.models import load_model
     from dpjax.solvers import PrivateTraining, recommend
+    from dpjax.tables._statement import read_guarantee
     from dpjax.tables.describe._release import describe
     from dpjax.transforms import chain, dp_sgd
 
-try:
-    __version__ = _metadata.version("dpjax")
-except _metadata.PackageNotFoundError:  # a folder of files that was never installed
-    __version__ = "0+unknown"
+__version__ = _VERSION
 
 __getattr__, __dir__ = _lazily(
     __name__,
     {
         "dpjax": "accounting audit batching constraints datasets estimators gradients "
         "loading losses mechanisms models parties solvers transforms tuning",
+        "dpjax.tables._statement": "read_guarantee",
         "dpjax.tables.describe._release": "describe",
         "dpjax._types": "ADD_OR_REMOVE_ONE REPLACE_ONE",
         "dpjax.gradients": "check_model per_sample_grad robust_grad",
@@ -75,6 +74,7 @@ __all__ = [
     "models",
     "parties",
     "per_sample_grad",
+    "read_guarantee",
     "recommend",
     "robust_grad",
     "solvers",

@@ -2,8 +2,13 @@
 
 import sys
 from collections.abc import Callable, Mapping
-from importlib import import_module
+from importlib import import_module, metadata
 from typing import Any
+
+try:
+    VERSION = metadata.version("dpjax")
+except metadata.PackageNotFoundError:  # a folder of files that was never installed
+    VERSION = "0+unknown"
 
 
 def lazily(

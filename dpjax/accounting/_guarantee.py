@@ -52,10 +52,12 @@ class PrivacyGuarantee:
             must be hashable: compose tuples, not lists.
         description: the guarantee in one sentence; `of` writes it, with epsilon,
             e^epsilon and delta rounded up.
+        unit: a noun for what neighbors differ in, as for `of`.
 
     Raises:
         ValueError: If epsilon is negative or NaN, delta is outside [0, 1), the relation
-            is not a `NeighboringRelation`, or the event cannot be hashed.
+            is not a `NeighboringRelation`, the event cannot be hashed, or the unit is
+            no text.
 
     Example:
         >>> from dpjax.accounting import gaussian_event
@@ -71,12 +73,15 @@ class PrivacyGuarantee:
     relation: NeighboringRelation
     dp_event: DpEvent
     description: str
+    unit: str = "record"
 
     def __post_init__(self) -> None:
         """Raises `ValueError` for a wrong field or a sample released twice."""
         _validate.within(0.0, math.inf, epsilon=self.epsilon)
         _validate.delta(self.delta)
         check_relation(self.relation)
+        is_words = isinstance(self.unit, str) and self.unit.strip() != ""
+        _validate.require(is_words, "unit", self.unit, 'a noun, such as "record"')
         try:
             hash(self.dp_event)
         except TypeError:
@@ -109,8 +114,8 @@ class PrivacyGuarantee:
         words, such as "group of records with one postcode".
 
         Raises:
-            ValueError: As for the class; if the unit is not a text; or if `num_samples`
-                is given under ADD_OR_REMOVE_ONE.
+            ValueError: As for the class; or if `num_samples` is given under
+                ADD_OR_REMOVE_ONE.
 
         Example:
             >>> from dpjax.accounting import gaussian_event
@@ -119,7 +124,7 @@ class PrivacyGuarantee:
             'Replacing any one record changes the probability of any event to at most
             e^1 = 2.72 times what it was, plus 1e-05.'
         """
-        stated = cls(epsilon, delta, relation, dp_event, "")
+        stated = cls(epsilon, delta, relation, dp_event, "", unit)
         if num_samples is not None:
             _validate.count(num_samples=num_samples)
             rule = (
@@ -128,8 +133,6 @@ class PrivacyGuarantee:
             )
             is_fine = relation is not ADD_OR_REMOVE_ONE
             _validate.require(is_fine, "num_samples", num_samples, rule)
-        is_words = isinstance(unit, str) and unit.strip() != ""
-        _validate.require(is_words, "unit", unit, 'a noun, such as "record"')
         description = f"No privacy is guaranteed: the outcome may reveal any {unit}."
         if epsilon < math.inf:
             replaced = _any_one(unit, relation, num_samples)

@@ -1,7 +1,7 @@
 """Steps with a private choice, of a vertex or of the largest coordinates."""
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -73,19 +73,18 @@ class FrankWolfe(optax.GradientTransformation):
         Raises:
             ValueError: If an argument is out of its range, or epsilon is traced.
         """
-        choices = {"num_selections": num_updates, "mechanism": self.mechanism}
-        return total_selection_epsilon(self._concrete_epsilon(), delta, **choices)
+        return total_selection_epsilon(delta=delta, **self._choices(num_updates))
 
     def dp_event(self, *, num_updates: int) -> DpEvent:
         """Returns the `dp_accounting` event; see `total_epsilon`, `selection_event`."""
-        choices = {"num_selections": num_updates, "mechanism": self.mechanism}
-        return selection_event(self._concrete_epsilon(), **choices)
+        return selection_event(**self._choices(num_updates))
 
-    def _concrete_epsilon(self) -> float:
+    def _choices(self, num_updates: int) -> dict[str, Any]:
         rule = "a concrete number, not a traced one, to compute the cost of choices"
         is_fine = _validate.is_concrete(self.epsilon)
         _validate.require(is_fine, "epsilon", self.epsilon, rule)
-        return float(self.epsilon)
+        how = {"num_selections": num_updates, "mechanism": self.mechanism}
+        return {"epsilon": float(self.epsilon), **how}
 
 
 def frank_wolfe(

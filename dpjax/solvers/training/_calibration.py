@@ -18,6 +18,7 @@ from dpjax.accounting import (
     PrivacyGuarantee,
     gaussian_event,
     noise_multiplier,
+    noise_multiplier_to_epsilon,
     selection_epsilon,
 )
 from dpjax.accounting._selection import selection_event
@@ -63,12 +64,14 @@ def calibrated_noise(
     unit: str = "record",
     relation: NeighboringRelation = REPLACE_ONE,
     strategy: Strategy | None = None,
+    multiplier: float | None = None,
 ) -> tuple[float, PrivacyGuarantee]:
     """Returns the noise multiplier of one step, and the guarantee of all steps.
 
     The multiplier is stddev / l2 sensitivity of a step's mean, the smallest for this
     budget and batching. With a strategy of correlated noise it is for the independent
-    noise behind it. `unit` names the protected unit in the guarantee.
+    noise behind it. `unit` names the protected unit in the guarantee. If a `multiplier`
+    is given, of a longer run within the budget, the guarantee is what it proves.
     """
     _validate.bounded_estimator(estimator)
     is_fine = not (estimator.groups_by_index and batching.is_sampled)
@@ -76,7 +79,11 @@ def calibrated_noise(
     _validate.require(is_fine, "batching", batching, rule)
     how = {"noise": estimator.noise, "relation": relation, "strategy": strategy}
     sampling = batching.sampling(num_samples, num_steps, **how)
-    multiplier = noise_multiplier(epsilon, delta, sampling)
+    if multiplier is None:
+        multiplier = noise_multiplier(epsilon, delta, sampling)
+    else:
+        known = noise_multiplier_to_epsilon(multiplier, delta, sampling)
+        epsilon = min(known, epsilon)
     return multiplier, PrivacyGuarantee.of(
         epsilon,
         delta,

@@ -7,18 +7,21 @@ their constants, as "adaptive clipping, quantile by the noise".
 
 import math
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
+from dp_accounting import NoOpDpEvent
 
 from dpjax import _validate
 from dpjax._keys import secret_repr
-from dpjax._rounding import rounded_up
+from dpjax._rounding import claim, rounded_up
 from dpjax._sharding import AxisName, row_axes
 from dpjax._tree import arrays, like, num_coordinates
 from dpjax._types import REPLACE_ONE, Key, LossFn, NeighboringRelation, PyTree, Scalar
+from dpjax.accounting import PrivacyGuarantee
 from dpjax.batching import BallsInBins, Batching, CyclicPoisson, Full, Poisson
 from dpjax.batching._batching import BatchState
 from dpjax.estimators import AdaptiveThreshold, Clipping, Estimator, Mean, Scaled
@@ -168,16 +171,17 @@ class PrivateTraining:
         execution = Execution(microbatch_size=microbatch_size)
         budget = {"epsilon": epsilon, "delta": delta}
         batches = Batches.of(data, num_steps, batching, execution, **budget)
-        self.noise_multiplier, self.privacy = calibrated_noise(
+        self._calibrated = partial(
+            calibrated_noise,
             noisy,
             batching,
             num_samples=num_samples,
-            num_steps=num_steps,
             **budget,
             unit="row of data",
             relation=relation,
             strategy=noise,
         )
+        self.noise_multiplier, self.privacy = self._calibrated(num_steps=num_steps)
         self.batching, self.num_steps = batching, num_steps
         self._estimator, self._optimizer, self._monitor = estimator, optimizer, monitor
         self._seen = ["gradient_norm"] + ["noise_norm"] * (noisy.noise == "gaussian")
@@ -197,6 +201,10 @@ class PrivateTraining:
         )
         self._base.optimizer(())  # raises if the parts do not fit each other
         self._jitted = jax.jit(self._step, static_argnums=2)
+
+    def __repr__(self) -> str:
+        cost = claim(self.privacy.epsilon, self.privacy.delta)
+        return f"<PrivateTraining: {self.num_steps} steps, {self.batching}, {cost}>"
 
     def init(self, params: PyTree, key: Key) -> TrainingState:
         """Returns the state before the first step.
@@ -282,6 +290,47 @@ class PrivateTraining:
         is_over = state.batches.step >= self.num_steps
         state, seen = jax.lax.cond(is_over, lambda x: (x, unseen), make, state)
         return state, {"step": state.batches.step, **seen}
+
+    def privacy_after(self, step: int) -> PrivacyGuarantee:
+        """Returns the guarantee of the first steps of the run, before the later ones.
+
+        It is for a run that stops early, and for a curve of epsilon: it grows with the
+        step, and after the last step it is `privacy`.
+
+        Args:
+            step: the number of steps, from 0 to num_steps.
+
+        Raises:
+            ValueError: If step is no integer, or out of its range.
+
+        Privacy:
+            Parameters and metrics of these steps are together (epsilon, delta)-DP under
+            `privacy.relation`, at the delta of the run; epsilon is an upper bound.
+            Choose the step before the run, or by something that does not depend on the
+            data. If you choose it by released numbers, such as metrics, the guarantee
+            is `privacy`.
+
+        Example:
+            >>> run = PrivateTraining(
+            ...     lambda *_: 0.0, num_samples=20_000, epsilon=1.0, delta=1e-6)
+            >>> print([f"{run.privacy_after(t).epsilon:.2f}" for t in (0, 1, 50, 200)])
+            ['0.00', '0.06', '0.48', '1.00']
+
+        Reference:
+            `docs/privacy/proofs/composition.md`, 3.11.
+        """
+        kind, most = getattr(step, "dtype", type(step)), self.num_steps
+        is_integer = jnp.issubdtype(kind, jnp.integer) and jnp.ndim(step) == 0
+        is_fine = is_integer and 0 <= step <= most
+        _validate.require(is_fine, "step", step, f"an integer from 0 to {most}")
+        if step == most:
+            return self.privacy
+        multiplier = self.noise_multiplier
+        if step > 0:
+            return self._calibrated(num_steps=int(step), multiplier=multiplier)[1]
+        # No step reveals as much as a step with infinite noise.
+        _, nothing = self._calibrated(num_steps=1, multiplier=math.inf)
+        return replace(nothing, dp_event=NoOpDpEvent())
 
     def relative_noise(self, num_params: int) -> float:
         """Returns the norm of one step's noise over the largest norm of one gradient.

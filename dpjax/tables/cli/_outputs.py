@@ -17,7 +17,7 @@ from dpjax.accounting import PrivacyGuarantee
 from dpjax.datasets import Categorical, Dataset, Numeric
 from dpjax.solvers import Solution
 from dpjax.solvers.linear._constant import missing_share
-from dpjax.tables import stated
+from dpjax.tables._statement import Statement
 from dpjax.tables.cli._fit import Evaluation, Plan, Score
 from dpjax.tables.cli._ranges import Ranges
 from dpjax.tables.cli._run import Run
@@ -69,14 +69,14 @@ class Trained:
             "loss": plan.loss,
             "arguments": _plain({"power": plan.power, **plan.arguments}),
             "stats": _plain(self.solution.stats),
-            "privacy": stated(run.privacy) | {"noise_key": noise_key},
+            "privacy": Statement.of(run.privacy).content() | {"noise_key": noise_key},
         }
         if (ranges := self.ranges) is not None:
             content["ranges"] = {
                 "columns": {k: x.declared() for k, x in ranges.columns.items()},
                 "least_seen": ranges.least_seen,
                 "is_informative": ranges.is_informative,
-                "privacy": stated(run.of_file(ranges.privacy)),
+                "privacy": Statement.of(run.of_file(ranges.privacy)).content(),
             }
         if self.scores:
             content["comparison"] = [
@@ -92,7 +92,7 @@ class Trained:
         if run.table is not None and run.table.units is not None:
             content["unit"] = run.table.units.report()
         if self.evaluation is not None:
-            privacy = stated(run.released["evaluation"])
+            privacy = Statement.of(run.released["evaluation"]).content()
             content["evaluation"] = self.evaluation.report() | {"privacy": privacy}
         more = {"sample": run.sample, "ledger_entry": self.entry}
         return content | {name: x for name, x in more.items() if x is not None}

@@ -17,7 +17,6 @@ from dp_accounting import UnsupportedDpEvent
 
 from dpjax import _validate
 from dpjax._rounding import as_decimal, claim, digits, rounded_up
-from dpjax._types import NeighboringRelation
 from dpjax.accounting import (
     PrivacyGuarantee,
     Sampling,
@@ -28,6 +27,7 @@ from dpjax.accounting import (
 from dpjax.accounting._guarantee import group_budget
 from dpjax.tables import _pages
 from dpjax.tables._pages import Block, Picture, Rows, Text, html_of
+from dpjax.tables._statement import Statement
 from dpjax.tables.cli import _settings, _terminal
 from dpjax.tables.cli._ledger import Ledger, read_ledger, said_left
 from dpjax.tables.cli._options import FROM_SYSTEM
@@ -35,7 +35,6 @@ from dpjax.tables.cli._outputs import MODEL, REPORT
 from dpjax.tables.cli._saved import figure_of, limits_of, meaning, weights_of
 from dpjax.tables.columns._kinds import Numeric, labels_of
 from dpjax.tables.describe._description import Description, Row, costs_of, numbers_of
-from dpjax.tables.io._untrusted import number
 from dpjax.tables.models._model import Model, load_model
 
 Content = Mapping[str, Any]
@@ -85,16 +84,11 @@ def report(settings: _settings.ReportSettings) -> None:
 
 def _described(content: Mapping[str, Any]) -> Description:
     """Returns the description of a table that `content` of description.json holds."""
-    own, numbers, rows = content["privacy"], ("epsilon", "delta"), []
+    rows = []
     for row in content["rows"]:
         cells: Any = {k: _ENDS[k] if x is None else x for k, x in row.items()}
         rows.append(Row(**cells))
-    privacy = PrivacyGuarantee(
-        *(number(name, own[name]) for name in numbers),
-        relation=NeighboringRelation[own["relation"]],
-        dp_event=UnsupportedDpEvent(),
-        description=own["description"],
-    )
+    privacy = Statement.read(content["privacy"]).made()
     shares = {(x["column"], x["part"]): x["share"] for x in content["costs"]}
     names = "edges", "num_samples", "by", "level"
     given: Any = {name: content[name] for name in names}

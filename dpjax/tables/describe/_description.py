@@ -21,7 +21,8 @@ from dpjax.accounting import (
     noise_multiplier_to_epsilon,
 )
 from dpjax.accounting._sample import sample_budget, subsampled_epsilon
-from dpjax.tables import _pages, stated
+from dpjax.tables import _pages
+from dpjax.tables._statement import Statement
 from dpjax.tables.io._untrusted import harmless, printable
 
 _OF_NUMBERS = ("count", "missing", "mean", "median", "quantile 0.9")
@@ -188,7 +189,7 @@ class Description:
             "rows": rows,
             "edges": {name: list(edges) for name, edges in self.edges.items()},
             "costs": [cost._asdict() for cost in self.costs],
-            "privacy": stated(self.privacy),
+            "privacy": Statement.of(self.privacy).content(),
         }
 
     def to_json(self) -> str:

@@ -8,7 +8,6 @@ import io
 import json
 import math
 import os
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -18,14 +17,14 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from dpjax import _validate
-from dpjax.tables import stated
 from dpjax.tables._pages import Shape
+from dpjax.tables._statement import Statement, stored_arrays
 from dpjax.tables._summary import Summary, errors_of_sums, units_matrix
 from dpjax.tables.columns._kinds import BoundedColumn, Categorical, Numeric, encode
 from dpjax.tables.io import _tables
 from dpjax.tables.io._untrusted import number, of_type
 from dpjax.tables.models import _export, _terms
-from dpjax.tables.models._terms import Statement, Terms
+from dpjax.tables.models._terms import Terms
 
 if TYPE_CHECKING:
     from dpjax.accounting import PrivacyGuarantee
@@ -106,7 +105,7 @@ class Model:
         params: Any = self.params
         # Entries of a file that need JAX are made on first use, by `__getattr__`.
         for name in ("params", "privacy"):
-            if isinstance(given[name], _terms.Terms | _terms.Statement):
+            if isinstance(given[name], Terms | Statement):
                 given[f"_{name}"] = given.pop(name)
         slopes = self._numbers.slopes
         is_fine = slopes.shape == (num_features,) and slopes.dtype.kind == "f"
@@ -140,7 +139,7 @@ class Model:
         def __getattr__(self, name: str) -> Any:
             """Creates params or privacy, which need JAX, from the file on first use."""
             given = vars(self).get(f"_{name}")
-            if not isinstance(given, _terms.Terms | _terms.Statement):
+            if not isinstance(given, Terms | Statement):
                 text = f"{type(self).__name__!r} object has no attribute {name!r}"
                 raise AttributeError(text)
             value = vars(self)[name] = given.made()
@@ -332,8 +331,6 @@ class Model:
 
 
 _FORMAT = 2
-# The members of `NeighboringRelation`, whose package takes a second to import.
-_RELATIONS = "ADD_OR_REMOVE_ONE", "REPLACE_ONE", "REPLACE_SPECIAL"
 _ERRORS = "standard_errors", "correlations"  # entries that a file may lack
 
 
@@ -349,6 +346,7 @@ def model_file(model: Model) -> bytes:
     of params, shape (d,), and their `correlations`, shape (d, d).
     """
     terms, names = Terms.of(model.params), model.feature_names
+    statement = vars(model).get("_privacy") or Statement.of(model.privacy)
     content = {
         "format": _FORMAT,
         "versions": dict(model.versions or {}),
@@ -365,8 +363,7 @@ def model_file(model: Model) -> bytes:
             **model.target.declared(),
         },
         "feature_names": names,
-        "privacy": stated(model.privacy)
-        | {x: float(getattr(model.privacy, x)) for x in ("epsilon", "delta")},
+        "privacy": statement.content(),
     }
     text, file = np.array(json.dumps(content, ensure_ascii=False)), io.BytesIO()
     known = ((name, getattr(model, name)) for name in _ERRORS)
@@ -407,33 +404,21 @@ def load_model(path: str | os.PathLike[str]) -> Model:
     path = path / "model.npz" if path.is_dir() else path
     raw = path.read_bytes()
     try:
-        if not zipfile.is_zipfile(io.BytesIO(raw)):
-            raise ValueError("it is no NumPy archive, or cut off")
-        with zipfile.ZipFile(io.BytesIO(raw)) as archive:
-            # `model_file` does not compress, and a few compressed bytes of a stranger
-            # could fill the memory.
-            if any(entry.compress_type for entry in archive.infolist()):
-                raise ValueError("its entries are compressed")
-        with np.load(io.BytesIO(raw), allow_pickle=False) as entries:
+        with stored_arrays(io.BytesIO(raw)) as entries:
             params, text = entries["params"], entries["model"]
             heights = entries["heights"] if "heights" in entries.files else None
             errors = {name: entries[name] for name in _ERRORS if name in entries.files}
         content = of_type(dict, "model", json.loads(of_type(str, "model", text.item())))
         version = content.get("format")
-        if type(version) is int and version == _FORMAT:
-            return _model(params, heights, errors, content)
+        is_known = type(version) is int and version == _FORMAT
+        rule = f"{_FORMAT}, or the version of dpjax that wrote the file must read it"
+        _validate.require(is_known, "format", version, rule)
+        return _model(params, heights, errors, content)
     except Exception as why:  # zipfile, NumPy and json raise errors of many types
         raise ValueError(
             "model must be a file that dpjax train has written (model.npz) in full, "
             f"got {str(path)!r}: {type(why).__name__}, {str(why).rstrip('.')}."
         ) from None
-    writer = (
-        "a later" if isinstance(version, int) and version > _FORMAT else "an earlier"
-    )
-    raise ValueError(
-        f"model must be of format {_FORMAT}, which this version of dpjax reads; "
-        f"{writer} version wrote {path}, got {version}. Use that version or retrain."
-    )
 
 
 def _model(
@@ -443,9 +428,8 @@ def _model(
     content: Mapping[str, Any],  # the JSON
 ) -> Model:
     """Returns, for `load_model`, a file's model; raises if a value's type is wrong."""
-    target, privacy, columns, versions = (
-        of_type(dict, name, content[name])
-        for name in ("target", "privacy", "columns", "versions")
+    target, columns, versions = (
+        of_type(dict, name, content[name]) for name in ("target", "columns", "versions")
     )
     bent, knots, names = (
         of_type(list, name, content[name])
@@ -457,13 +441,6 @@ def _model(
         knots = tuple(number("knots", knot) for knot in knots)
         smooth = tuple(names.index(name) for name in bent)
         params = Terms(slopes, heights, knots, smooth)  # which `Model` checks
-    epsilon, delta = (number(name, privacy[name]) for name in ("epsilon", "delta"))
-    _validate.within(0.0, math.inf, epsilon=epsilon)
-    _validate.delta(delta)
-    relation, text = privacy["relation"], _text(privacy, "description")
-    rule = f"one of {', '.join(_RELATIONS)}"
-    _validate.require(relation in _RELATIONS, "relation", relation, rule)
-    statement = Statement(epsilon, delta, relation, text)
     if (exposure := content["exposure"]) is not None:
         of_type(dict, "exposure", exposure)
         largest = number("max", exposure["max"])
@@ -476,7 +453,7 @@ def _model(
         target_unit=_text(target, "unit"),
         link=content["link"],
         exposure=exposure,
-        privacy=cast(Any, statement),
+        privacy=cast(Any, Statement.read(content["privacy"])),
         method=_text(content, "method"),
         data=_text(content, "data"),
         versions={name: _text(versions, name) for name in versions},

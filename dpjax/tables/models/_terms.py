@@ -11,7 +11,6 @@ from dpjax import _validate
 from dpjax.tables.columns._kinds import Categorical, Numeric
 
 if TYPE_CHECKING:
-    from dpjax.accounting import PrivacyGuarantee
     from dpjax.solvers import Curves
 
 Link = Literal["identity", "logit", "log"]
@@ -73,24 +72,6 @@ def means_of(link: Link, scores: np.ndarray) -> np.ndarray:
         low, high = map(math.log, MEANS)
         return np.exp(np.clip(scores, low, high))
     return scores
-
-
-class Statement(NamedTuple):
-    """The guarantee as a model's file states it."""
-
-    epsilon: float
-    delta: float
-    relation: str
-    description: str
-
-    def made(self) -> "PrivacyGuarantee":
-        """Returns the guarantee, with an `UnsupportedDpEvent`."""
-        from dp_accounting import NeighboringRelation, UnsupportedDpEvent
-
-        from dpjax.accounting import PrivacyGuarantee
-
-        of_file = self._replace(relation=NeighboringRelation[self.relation])._asdict()
-        return PrivacyGuarantee(**of_file, dp_event=UnsupportedDpEvent())
 
 
 def bending_features(columns: Mapping[str, Numeric | Categorical]) -> list[int]:

@@ -24,6 +24,7 @@ from dpjax.tables.cli._sources import Draw, encode_table
 from dpjax.tables.cli._train import read_private
 from tests.unit.cli import conftest
 from tests.unit.cli.command import done, invoke, refusals, refused
+from tests.unit.test_statement import fits
 
 pytestmark = pytest.mark.usefixtures("compiled_quickly")
 
@@ -160,6 +161,9 @@ def test_records_of_a_person_are_bounded_and_paid_for_at_once(folder):
     assert content["unit"]["records_per_unit"] == 3
     assert content["privacy"]["epsilon"] == pytest.approx(8.0)
     assert "any one of the 100 groups" in content["privacy"]["description"]
+    assert fits(content)
+    unit = dpjax.read_guarantee("out/description.json").unit
+    assert unit.startswith("group of records with one who by any others")
     (row,) = (x for x in content["rows"] if x["column"] + x["statistic"] == "xcount")
     assert row["low"] < 300 <= row["high"]
     assert len(runs()) == 1

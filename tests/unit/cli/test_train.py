@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from dpjax import load_model, losses
+from dpjax import load_model, losses, read_guarantee
 from dpjax.datasets import Dataset, Numeric
 from dpjax.solvers import dp_additive_model
 from dpjax.tables.cli._fit import compare, train_private
@@ -20,6 +20,7 @@ from dpjax.tables.cli._run import plan_training
 from dpjax.tables.cli._settings import Settings
 from tests.unit.cli import command
 from tests.unit.cli.command import done, options, refusals, refused, run
+from tests.unit.test_statement import PRIVACY, fits
 
 
 def plan_of(data, **changes):
@@ -161,18 +162,26 @@ def test_a_file_shows_protected_numbers_only(rooms):
     assert report["target_unit"] == f"{odd} / 100"
     privacy = report["privacy"]
     assert privacy.items() >= budget.items()  # every digit
-    own = {"epsilon", "delta", "relation", "description", "noise_key"}
-    assert set(privacy) == own
+    assert privacy.keys() == {*PRIVACY, "noise_key"}
+    assert privacy["unit"] == "record"
+    assert "GaussianDpEvent(noise_multiplier=" in privacy["mechanism"]
     assert report["arguments"] == {"power": None}
     assert {"noise_multiplier", "num_steps"} <= set(report["stats"])
     with np.load(rooms / "out" / "model.npz") as saved:
         assert set(saved) == {"params", "heights", "model"}
-        assert json.loads(str(saved["model"]))["feature_names"] == names
+        content = json.loads(str(saved["model"]))
+    assert content["feature_names"] == names
+    assert fits(report)
+    assert fits(content)
+    paths = (rooms / "out" / name for name in CONTENTS)
+    of_report, of_model = map(read_guarantee, paths)
+    assert of_report == of_model
+    assert str(of_model) == privacy["description"]
     model = load_model(rooms / "out")
     expected = 300 + 100 * (np.asarray(model.params, float) @ [1.5, 1, 1])
     table = {"rooms": ["7", "?"], "town": ["Lier", "Lier"]}
     assert model.predict(table)[0] == pytest.approx(expected)
-    assert model.privacy.description == privacy["description"]
+    assert model.privacy == of_model
     refused(run("[b]a.csv", *options(target="[x]")), "got '[x]'", "[/b] $x :smile:")
 
 

@@ -1,8 +1,10 @@
 """One object for a private run: what it costs is what its parts cost, by hand."""
 
+import dataclasses
 import functools
 import math
 import pickle
+import re
 
 import chex
 import jax
@@ -16,14 +18,17 @@ from dpjax import ADD_OR_REMOVE_ONE, PrivateTraining, accounting, recommend
 from dpjax.batching import BallsInBins, Disjoint, Full, Poisson, ShuffledEpochs
 from dpjax.estimators import AdaptiveThreshold, Clipping, MedianOfMeans, Scaled
 from dpjax.gradients import by_user, streamed_grad
-from dpjax.mechanisms import BandedToeplitz, BufferedToeplitz
+from dpjax.mechanisms import BandedToeplitz, BinaryTree, BufferedToeplitz
 from dpjax.transforms import chain, privatize
+from tests import registry
 from tests.unit.refusals import refused
 from tests.unit.transforms.test_contract import with_keys, without_keys
 
 N, T, D = 48, 5, 3
 BUDGET = {"epsilon": 4.0, "delta": 1e-5}
 BANDS = BandedToeplitz.square_root(T, 2)
+BUFFERED = BufferedToeplitz(40, decays=(0.5,), scales=(0.5,))
+CLIPPED = {"estimator": Clipping(1.0)}
 
 
 def loss_fn(params, example):
@@ -213,13 +218,67 @@ def test_add_or_remove_costs_what_its_batches_cost(batching):
     )
 
 
+TRIMMED = dpjax.estimators.TrimmedMean(0.2, -1.0, 1.0)
+ADDED = {"relation": ADD_OR_REMOVE_ONE}
+PARTS = [
+    *({"batching": batching} for batching in registry.BATCHINGS.values()),
+    {"batching": Poisson(6.0), "monitor": 0.2},
+    {"batching": Full(), "estimator": TRIMMED},
+    *({"batching": x} | ADDED for x in (Full(), Poisson(6.0), BallsInBins(5))),
+]
+
+
+@pytest.mark.parametrize("options", PARTS, ids=lambda options: str([*options.values()]))
+def test_the_first_steps_cost_what_a_shorter_run_with_their_noise_costs(options):
+    run = training(**options | {"num_steps": 9})
+    curve = [run.privacy_after(step) for step in range(10)]
+    epsilons = [part.epsilon for part in curve]
+    assert epsilons == sorted(epsilons)
+    assert epsilons[0] == 0 < epsilons[1]
+    assert curve[0].tradeoff(0.1) == pytest.approx(0.1, abs=1e-4)
+    assert curve[-1] is run.privacy
+    for step in (1, 7):
+        part = curve[step]
+        shorter = training(**options | {"num_steps": step, "epsilon": part.epsilon})
+        needed, short = shorter.noise_multiplier, shorter.privacy
+        assert run.noise_multiplier == pytest.approx(needed, rel=2e-3)
+        assert part == dataclasses.replace(short, dp_event=part.dp_event)
+        number = r"(noise_multiplier|rho)=[^,)]+"
+        first, second = (re.sub(number, "", str(x.dp_event)) for x in (part, short))
+        assert first == second
+
+
+@pytest.mark.parametrize("noise", [BANDS, BUFFERED, BinaryTree(T)])
+def test_the_first_rows_of_correlated_noise_cost_no_more_than_is_stated(noise):
+    run = training(batching=Full(), noise=noise, num_steps=None, **CLIPPED)
+    stated = [run.privacy_after(step).epsilon for step in range(run.num_steps + 1)]
+    assert stated == sorted(stated)
+    for step in range(1, run.num_steps + 1):
+        # A record that enters all steps moves the released rows by this.
+        moved = np.linalg.norm(noise.matrix()[:step, :step] @ np.ones(step))
+        costs = {"delta": 1e-5, "sensitivity": float(moved)}
+        exact = accounting.gaussian_epsilon(run.noise_multiplier, **costs)
+        assert (1 - 1e-6) * exact <= stated[step]
+
+
+def test_a_run_is_shown_by_what_it_costs():
+    shown = "<PrivateTraining: 5 steps, Full(), epsilon = 4, delta = 1e-05>"
+    assert repr(training(batching=Full())) == shown
+
+
+test_steps_that_are_refused = refused(
+    lambda step: training().privacy_after(step),
+    *((step, "step must be an integer from 0 to 5") for step in (-1, 6, 2.0, True)),
+    *((step, "step must be an integer from 0 to 5") for step in (None, np.arange(2))),
+)
+
+
 def test_noise_that_follows_the_data_has_no_public_norm():
-    trimmed = dpjax.estimators.TrimmedMean(0.2, -1.0, 1.0)
-    run = training(estimator=trimmed, batching=Full(), monitor=0.1)
+    run = training(estimator=TRIMMED, batching=Full(), monitor=0.1)
     with pytest.raises(ValueError, match="estimator must be one whose noise has"):
         run.relative_noise(D)
     assert run.noise_multiplier == accounting.noise_multiplier(
-        *BUDGET.values(), accounting.Sampling(num_steps=T, noise=trimmed.noise)
+        *BUDGET.values(), accounting.Sampling(num_steps=T, noise=TRIMMED.noise)
     )
     names = "gradient_norm loss loss_bound loss_stddev step"
     assert sorted(finished(run)[1]) == names.split()
@@ -247,8 +306,6 @@ def test_what_is_recommended_is_the_default():
     assert float(rate) == pytest.approx(advice.learning_rate / 20, rel=1e-3)
 
 
-CLIPPED = {"estimator": Clipping(1.0)}
-BUFFERED = BufferedToeplitz(40, decays=(0.5,), scales=(0.5,))
 NO_RELATION = {"relation": ADD_OR_REMOVE_ONE, "batching": Disjoint()}
 test_wrong_combinations_are_named = refused(
     lambda options: training(**options),
