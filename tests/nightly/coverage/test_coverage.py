@@ -262,7 +262,8 @@ def test_intervals_of_several_quantiles_hold_all_at_once(weights, key):
     def draw(key):
         data_key, key = jax.random.split(key)
         places = jax.random.uniform(data_key, (10_000,))
-        samples = jnp.searchsorted(jnp.asarray(ends[:-1], "float32"), places) + 1.0
+        index = jnp.searchsorted(jnp.asarray(ends[:-1], "float32"), places)
+        samples = 1.0 + index.astype("float32")
         return dp_quantile(samples, key=key, epsilon=1.0, quantile=shares).interval()
 
     low, high = np.moveaxis(np.asarray(draw(jax.random.split(key, 100))), 1, 0)

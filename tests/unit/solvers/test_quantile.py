@@ -194,6 +194,7 @@ def test_neighbours_move_all_choices_of_several_by_their_price(
         return jax.vmap(one, axis_name="tables")(tables)
 
     monkeypatch.setattr(_quantile, "choose", choose)
+    monkeypatch.setattr(_quantile, "_NUM_CELLS", 9)  # records are at ends of parts
     many, largest = np.repeat([0.5, 2.5], 20), []  # each number fills a bin
     bases = np.random.default_rng(0).uniform(-1, 4, 40), many, np.full(40, np.nan)
     with jax.enable_x64(dtype == "float64"):
