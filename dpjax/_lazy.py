@@ -1,4 +1,4 @@
-"""Names that are imported when first read (PEP 562), because JAX takes a second."""
+"""Names and packages that are imported when first used, because JAX takes a second."""
 
 import sys
 from collections.abc import Callable, Mapping
@@ -33,3 +33,11 @@ def lazily(
         return value
 
     return find, lambda: sorted({*vars(sys.modules[package]), *sources})
+
+
+def optional(name: str, need: str, extra: str) -> Any:
+    """Returns an optional module, or raises `ImportError` with advice to install it."""
+    try:
+        return import_module(name)
+    except ImportError as why:
+        raise ImportError(f'{need}: pip install "dpjax[{extra}]"') from why

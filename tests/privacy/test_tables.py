@@ -204,7 +204,7 @@ def test_names_of_files_are_no_patterns(tmp_path, num_rows):
     frame = pl.DataFrame({"x": numbers}, schema={"x": pl.Float64})
     frame.write_parquet(path)
     pl.DataFrame({"y": [3]}).write_parquet(path.with_name("1ab.parquet"))
-    assert (column_names(path), declared_kinds(path)) == (["x"], {"x": "number"})
+    assert (column_names(path), declared_kinds(path)) == (["x"], {"x": "numbers"})
     assert read_columns(path, ["x"], least=0)["x"].tolist() == numbers
 
 

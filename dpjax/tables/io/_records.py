@@ -13,6 +13,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from dpjax import _sharding, _validate
+from dpjax._lazy import optional
 from dpjax._tree import narrowed
 from dpjax._types import PyTree
 from dpjax.batching._batching import BatchState
@@ -194,12 +195,7 @@ class Parquet:
 
 
 def _parquet() -> Any:
-    try:
-        import pyarrow.parquet
-    except ImportError as why:
-        message = 'Parquet needs pyarrow: pip install "dpjax[loading]"'
-        raise ImportError(message) from why
-    return pyarrow.parquet
+    return optional("pyarrow.parquet", "Parquet needs pyarrow", "loading")
 
 
 def _types(metadata: Any, names: list[str], path: Path) -> dict[str, Layout]:
@@ -326,10 +322,7 @@ def batches(
         (8,) False
         (8,) False
     """
-    try:
-        import grain
-    except ImportError as why:
-        raise ImportError('batches need Grain: pip install "dpjax[loading]"') from why
+    grain = optional("grain", "batches need Grain", "loading")
     is_state = isinstance(state, BatchState)
     _validate.require(is_state, "state", state, "the state that batching.init returns")
     num_records, num_shares = len(source), _num_shares(sharding)
