@@ -294,6 +294,9 @@ SOLVERS = {
     "dp_quantile": lambda data, key, i: solvers.dp_quantile(
         data[1], key=key, epsilon=0.5 + i / 10
     ),
+    "dp_quantile, several": lambda data, key, i: solvers.dp_quantile(
+        data[1], key=key, epsilon=0.5 + i / 10, quantile=(0.1, 0.3, 0.5, 0.9)
+    ),
     "dp_histogram": lambda data, key, i: solvers.dp_histogram(
         data[1], **_budget(key, i)
     ),

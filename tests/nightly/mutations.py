@@ -453,7 +453,7 @@ TABLE = r"""
 ? epsilon=100.0, delta=1e-5, edges=[0.0, 1.0, 2.0]).standard_errors[0]) > 15
 @ tests/unit/solvers/test_quantile.py
 = a quantile's interval without the sampling part
-~ sampling = {{num_samples|0}} * quantile * (1 - quantile)
+~ sampling = {{num_samples|0}} * shares * (1 - shares)
 ~
 ? float(solvers.dp_quantile(jax.random.normal(key, (4000,)), key=key,
 ? epsilon=50.0).standard_errors) > 0.012
@@ -464,7 +464,7 @@ TABLE = r"""
 = a missing sample moves a quantile by more
 ~ values = jnp.where(jnp.isnan(samples), {{missing|jnp.inf}}, samples)
 ? (lambda c: 0 < int(c[0]) < int(c[-1]))(solvers.statistics._quantile.num_up_to(
-? jnp.full(99, jnp.nan), jnp.array([0.0, 1.0, 2.0]), 0.5))
+? jnp.full(99, jnp.nan), jnp.array([0.0, 1.0, 2.0]), np.uint32(2**31)))
 @ tests/unit/solvers/test_frank_wolfe.py
 = a Lasso's targets are not clipped
 ~         {{clip((features, targets), threshold)|(features, targets)}},

@@ -1,10 +1,14 @@
 """Private quantiles and histograms.
 
 A quantile is a choice among public bins by ranks; a histogram has Gaussian noise.
+`docs/privacy/proofs/counts.md`, 7.1 and 7.2, proves what they cost.
 """
 
 import math
+from collections.abc import Sequence
 from functools import partial
+from statistics import NormalDist
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -31,6 +35,9 @@ APART = 1.959964  # half an interval, in standard errors of a rank: 95 percent
 _WIDE, _SPARE = 2.0, 0.25
 _HALF_BINS = 0.8  # at level 0.8, 1.28 of these errors cover a half bin
 _GOLDEN = 2_654_435_769  # 2^32 / 1.618...: its multiples spread evenly modulo 2^32
+# For several quantiles: the number of cells that bins are divided into, at least one
+# each, and the weight of the next but one gap between quantiles in a width's unit.
+_NUM_CELLS, _DECAY = 2**18, 0.25
 
 # Edges of the default bins: 50 a decade from 1e-6 to 1e9 on both sides, and a bin at
 # zero. Powers of ten are edges to the bit, in float32 too.
@@ -52,17 +59,18 @@ def dp_quantile(
     *,
     key: Key,
     epsilon: float,
-    quantile: float = 0.5,
+    quantile: float | Sequence[float] = 0.5,
     edges: ArrayLike | None = None,
 ) -> Solution:
-    """Releases a quantile of heavy-tailed samples, to the width of a public bin.
+    """Releases quantiles of heavy-tailed samples, to the width of a public bin.
 
     For r = ceil(quantile n), bin j has the score
     u(j) = -max(0, #{x <= lower edge} + 1 - r, r - #{x <= upper edge}), minus the number
     of records to replace for the r-th smallest to lie in it. Permute-and-flip chooses a
     bin and releases its midpoint. For any distribution, the error in rank grows with
-    the logarithm of the number of bins. A second choice gives the interval: a distance
-    from the midpoint that covers two standard errors of the rank on both sides.
+    the logarithm of the number of bins. Of several quantiles the middle one is chosen
+    first, and divides the samples into two parts for the others, and so on. A last
+    choice gives intervals: distances that cover two standard errors of all ranks.
 
     Args:
         samples: shape (n,), real; n is public. Values beyond the edges count in the
@@ -70,28 +78,33 @@ def dp_quantile(
             share `quantile` of the indices, else as the highest, which does not change
             the quantile of the other samples.
         key: a typed key.
-        epsilon: privacy parameter, positive, any size.
-        quantile: from 0, the smallest, to 1, the largest.
+        epsilon: privacy parameter, positive, any size; of all quantiles together.
+        quantile: one number, or m increasing ones, strictly between 0 and 1.
         edges: increasing, shape (k + 1,) with k >= 2, chosen without the samples; bin j
             is (edges[j], edges[j + 1]]. By default 1,501 logarithmic bins: 50 a decade
             (5 percent wide) from 1e-6 to 1e9 and from -1e9 to -1e-6, and one at zero.
 
     Returns:
-        A `Solution` whose params are a scalar, with standard_errors and `interval` for
-        the quantile of the distribution. They count sampling, both choices and the
-        width of a bin, at levels of 0.8 or more (`benchmarks/COVERAGE.md`), and are
-        infinite in the first or the last bin, or if the rank may be an extreme. Its
-        stats hold rank, num_bins, and rank_error: with probability 0.99 at most
-        rank_error records lie between the bin and the r-th smallest.
+        A `Solution` whose params are a scalar, or m increasing numbers for several. Its
+        standard_errors and `interval` are for quantiles of the distribution, count
+        sampling, all choices and the width of a bin, at levels of 0.8 or more
+        (`benchmarks/COVERAGE.md`), and are infinite in the first or the last bin, or if
+        the rank may be an extreme. Several hold all at once at levels of 0.95 or more.
+        Its stats hold rank, num_bins, and for one number rank_error: with probability
+        0.99 at most rank_error records lie between the bin and the r-th smallest.
+
+    Raises:
+        ValueError: If an argument is out of its range, such as quantile=1: one record
+            alone determines the maximum.
 
     Privacy:
-        epsilon-DP under replace-one, for every input: two choices with half of epsilon
-        each, the second one from the distances to the first result. The bin of a record
-        depends only on the record and its public index. -u(j) is a number of records to
-        replace, so replacing a record moves it by at most 1, and the difference of two
-        scores by at most 2, which a record that jumps over the r-th smallest attains.
-        Counts and scores are integers, cut at -2^24, so they are exact in float32.
-        Quantile and edges must not depend on the samples.
+        epsilon-DP under replace-one, for every input: one choice in each of the L + 1
+        levels with epsilon / (L + 1), L = 1 for one number and floor(log2 m) + 1 for m.
+        Replacing a record moves scores by at most 1, and differences of two by 2. Of
+        several quantiles, it leaves one part and enters another, or moves within one;
+        the parts' sizes are private, and ranks are public. Counts and scores are
+        integers, cut at -2^24, so they are exact in float32. Quantile and edges must
+        not depend on the samples.
 
     Example:
         >>> import jax, numpy as np
@@ -103,24 +116,25 @@ def dp_quantile(
 
     Reference:
         Smith (2011), "Privacy-preserving statistical estimation with optimal
-        convergence rates", Algorithm 2. Asi, Duchi (2020): scores.
+        convergence rates", Algorithm 2. Asi, Duchi (2020): scores. Kaplan, Schnapp,
+        Stemmer (2022), "Differentially private approximate quantiles": several.
     """
     _validate.positive(epsilon=epsilon)
     check_key_of_rows(key, samples)
-    _validate.within(0.0, 1.0, quantile=quantile)
+    quantiles = _checked_quantiles(quantile)
     samples = checked_samples(samples, num_axes=1)
     bins = checked_edges(EDGES if edges is None else edges, samples)
-    choices = Choices.tight(2, epsilon, 0.0)
-    params, errors = _with_error(
-        (choices.mechanism, float(quantile)), key, samples, bins, choices.epsilon
-    )
+    choices = Choices.tight(1 + len(quantiles).bit_length(), epsilon, 0.0)
+    static = choices.mechanism, quantiles, np.ndim(quantile) > 0
+    params, errors = _with_errors(static, key, samples, bins, choices.epsilon)
     num_bins = bins.size - 1
-    # Pr[score < best - (range / epsilon) log(k / p)] <= p, and the best score is 0.
-    stats: dict[str, Scalar] = {
-        "rank": _rank(quantile, samples.size),
-        "num_bins": num_bins,
-        "rank_error": RANGE / choices.epsilon * math.log(num_bins / FAILURE_PROB),
-    }
+    ranks = [_rank(share, samples.size) for share in quantiles]
+    stats: dict[str, Any] = {"rank": jnp.array(ranks), "num_bins": num_bins}
+    if np.ndim(quantile) == 0:
+        params, errors = params[0], errors[0]
+        # Pr[score < best - (range / epsilon) log(k / p)] <= p, and the best score is 0.
+        rank_error = RANGE / choices.epsilon * math.log(num_bins / FAILURE_PROB)
+        stats |= {"rank": ranks[0], "rank_error": rank_error}
     return Solution(params, choices.guarantee(samples.size), stats, errors)
 
 
@@ -185,37 +199,129 @@ def dp_histogram(
 
 
 @partial(jax.jit, static_argnums=0)
-def _with_error(static: tuple[SelectionName, float], key, samples, edges, epsilon):
-    """Releases a quantile as the midpoint of a bin, and its standard error, scalars.
+def _with_errors(static, key, samples, edges, epsilon):
+    """Releases quantiles and their standard errors, both (m,).
 
-    `static` names the mechanism of choices and the quantile. A second choice, of a
-    width that covers two standard errors of the rank, gives the error; it is infinite
-    if a choice is at an end of the bins.
+    `static` names the mechanism of choices and the quantiles, and tells whether they
+    are several. A last choice, of widths that cover two standard errors of each rank,
+    gives the errors; they are infinite if a choice is at an end of the bins.
     """
-    mechanism, quantile = static
+    mechanism, quantiles, are_several = static
+    shares, num_samples = np.array(quantiles), samples.size
+    ranks = np.array([_rank(share, num_samples) for share in quantiles], np.int32)
+    release = partial(_halved, ranks) if are_several else _chosen
     center_key, width_key = _keys.split(key)
-    scores = scores_of(samples, edges, quantile)
-    index = choose(mechanism, center_key, scores, epsilon)
-    center = edges[index] / 2 + edges[index + 1] / 2
-    half = edges[index + 1] / 2 - edges[index] / 2
+    given = mechanism, center_key, samples, edges, epsilon
+    centers, index = release(quantiles, *given)
+    halves = edges[index + 1] / 2 - edges[index] / 2
     # A choice errs about as a Laplace variable of scale 2 / epsilon, and the choice of
     # the width as two of them: all widths between two samples have one score.
-    num_samples, epsilon = samples.size, jnp.asarray(epsilon, "float32")
-    sampling = num_samples * quantile * (1 - quantile)
-    rank_error = jnp.sqrt(sampling + 4 * (RANGE / epsilon) ** 2)
-    apart = jnp.minimum(jnp.ceil(APART * rank_error), num_samples).astype("int32")
+    epsilon = jnp.asarray(epsilon, "float32")
+    sampling = num_samples * shares * (1 - shares)
+    rank_errors = jnp.sqrt(np.float32(sampling) + 4 * (RANGE / epsilon) ** 2)
+    reach = NormalDist().inv_cdf(1 - 0.025 / len(ranks)) * rank_errors
+    apart = jnp.minimum(jnp.ceil(reach), num_samples)
+    log_odds = math.log((edges.size - 1) / FAILURE_PROB)
+    nearest = np.float32(np.minimum(ranks, num_samples * (1 - shares)))
+    is_known = jnp.maximum(reach, RANGE / epsilon * log_odds) < nearest
+    linear = _slopes(centers, ranks, is_known) * apart.astype(centers.dtype)
+    units = jnp.maximum(halves, linear)
     sizes = jnp.asarray(_WIDTH_EDGES, samples.dtype)
-    nearest = min(_rank(quantile, num_samples), num_samples * (1 - quantile))
-    spare = _SPARE * (nearest - apart.astype("float32"))
+    spare = _SPARE * jnp.min(jnp.where(is_known, nearest - apart, num_samples))
     preferred = _preference(sizes, spare, RANGE / epsilon)
-    scores = _width_scores((samples - center) / half, sizes, quantile, apart)
+    places = centers, units, apart.astype("int32"), is_known
+    scores = _width_scores(samples, sizes, quantiles, places)
     scores = jnp.maximum(scores - preferred, -MOST_RECORDS)
     width = choose(mechanism, width_key, scores, epsilon)
-    error = half * jnp.maximum(sizes[width + 1] / APART, _HALF_BINS)
-    log_odds = math.log((edges.size - 1) / FAILURE_PROB)
-    farthest = jnp.maximum(APART * rank_error, RANGE / epsilon * log_odds)
+    errors = jnp.maximum(units * (sizes[width + 1] / APART), halves * _HALF_BINS)
     is_inside = (index > 0) & (index < edges.size - 2) & (width < sizes.size - 2)
-    return center, jnp.where(is_inside & (farthest < nearest), error, jnp.inf)
+    return centers, jnp.where(is_inside & is_known, errors, jnp.inf)
+
+
+def _chosen(quantiles, mechanism, key, samples, edges, epsilon):
+    """Releases the midpoint of a bin for a single quantile, and the bin, both (1,)."""
+    scores = scores_of(samples, edges, *quantiles)
+    index = choose(mechanism, key, scores, epsilon)[None]
+    return edges[index] / 2 + edges[index + 1] / 2, index
+
+
+def _halved(ranks, quantiles, mechanism, key, samples, edges, epsilon):
+    """Releases several quantiles by recursive halving, and their bins, both (m,).
+
+    The middle quantile divides the samples into two parts, where the others are chosen
+    in the same way. A bin is divided into cells, and a record's public index determines
+    its cell in the bin, so that samples that repeat a number can be divided, too. Each
+    part should have as many more records on the left of a quantile than on its right as
+    public ranks say, so that errors of both ends of a part count half.
+    """
+    num_samples, num_bins = samples.size, edges.size - 1
+    # Half cells are counted, because a chosen cell is divided in its middle.
+    num_parts = 2 * max(1, min(num_samples, _NUM_CELLS // num_bins))
+    hashes, known = _hashes(num_samples), (~jnp.isnan(samples)).astype("int32")
+    parts = ((hashes >> 18) * jnp.uint32(num_parts) >> 14).astype("int32")
+    bins = jnp.searchsorted(edges[1:-1], samples, side="left")
+    counts = jnp.zeros((num_bins, num_parts), "int32").at[bins, parts].add(known)
+    up_to = jnp.append(0, jnp.cumsum(counts, dtype="int32"))
+    # A missing value is on the left of all quantiles above its hash.
+    levels = jnp.array([_level(share) for share in quantiles])
+    after = jnp.searchsorted(levels, hashes, side="right") + 1
+    missing = jnp.zeros(len(ranks) + 2, "int32").at[after].add(1 - known)
+    goals = jnp.array([0, *ranks, num_samples], "int32")
+    goals -= jnp.cumsum(missing, dtype="int32")
+    middles = jnp.arange(1, up_to.size, 2, dtype="int32")
+
+    def divide(ends: jax.Array, node: jax.Array) -> tuple[jax.Array, None]:
+        low, index, high = node
+        start, end = ends[low], ends[high]
+
+        def balance(end_of_cell: jax.Array) -> jax.Array:
+            here = up_to[end_of_cell] - goals[index]
+            left = here - (up_to[start] - goals[low])
+            right = up_to[end] - goals[high] - here
+            most = MOST_RECORDS
+            return jnp.clip(left, -most, most) - jnp.clip(right, -most, most)
+
+        lower, upper = jnp.maximum(middles - 1, start), jnp.minimum(middles + 1, end)
+        is_inside = (middles >= start) & (middles <= end)
+        scores = jnp.where(is_inside, _scores(balance(lower), balance(upper)), -jnp.inf)
+        # A record moves the balance of one part by 2, or of two parts by 1 each: scores
+        # are twice those of one quantile, and have twice the range.
+        own_key = jax.random.fold_in(key, index)
+        chosen = choose(mechanism, own_key, scores, epsilon / 2)
+        return ends.at[index].set(middles[chosen]), None
+
+    ends = jnp.zeros(goals.size, "int32").at[-1].set(up_to.size - 1)
+    ends, _ = jax.lax.scan(divide, ends, jnp.array(_nodes(0, goals.size - 1)))
+    index, place = jnp.divmod(ends[1:-1], num_parts)
+    share = place.astype(samples.dtype) / num_parts
+    centers = (1 - share) * edges[index] + share * edges[index + 1]
+    return jax.lax.cummax(centers), index  # they increase, whatever rounding does
+
+
+def _nodes(low: int, high: int) -> list[tuple[int, int, int]]:
+    """Returns (low, middle, high) of all parts, each before the parts within it.
+
+    Example:
+        >>> _nodes(0, 4)
+        [(0, 2, 4), (0, 1, 2), (2, 3, 4)]
+    """
+    middle = (low + high) // 2
+    if middle == low:
+        return []
+    return [(low, middle, high), *_nodes(low, middle), *_nodes(middle, high)]
+
+
+def _slopes(centers: jax.Array, ranks: np.ndarray, is_known: jax.Array) -> jax.Array:
+    """Returns half of what each quantile (m,) changes with its rank, for its width."""
+    if len(ranks) == 1:
+        return jnp.zeros_like(centers)
+    # Samples may repeat the number of some quantiles, so that farther gaps count too.
+    apart = 2 * np.maximum(np.diff(ranks), 1)
+    slopes = jnp.diff(centers) / apart.astype(centers.dtype)
+    slopes = jnp.where(is_known[1:] & is_known[:-1], slopes, 0.0)
+    away = np.arange(len(ranks))[:, None] - np.arange(len(ranks) - 1)
+    weights = jnp.asarray(_DECAY ** np.maximum(-away, away - 1), centers.dtype)
+    return jnp.max(slopes[None] * weights, axis=1)
 
 
 def choose(
@@ -229,22 +335,31 @@ def choose(
 
 def scores_of(samples: jax.Array, edges: jax.Array, quantile: float) -> jax.Array:
     """Returns u(j), integers in float32, shape (num_bins,)."""
-    up_to = num_up_to(samples, edges, quantile) - _rank(quantile, samples.size)
+    up_to = num_up_to(samples, edges, _level(quantile)) - _rank(quantile, samples.size)
     first = jnp.full((1,), -_rank(quantile, samples.size), "int32")
     return _scores(jnp.concatenate([first, up_to[:-1]]), up_to)
 
 
-def num_up_to(samples: jax.Array, edges: jax.Array, quantile: float) -> jax.Array:
+def num_up_to(samples: jax.Array, edges: jax.Array, level: ArrayLike) -> jax.Array:
     """Counts the samples (n,) up to the upper edge of each bin, shape (num_bins,)."""
-    # Scores of bins follow from these counts; `quantile` only serves missing values.
+    # Scores of bins follow from these counts; `level` only serves missing values.
     # A missing value's public index determines its side: each record counts by itself.
-    multiples = jnp.arange(samples.size, dtype="uint32") * jnp.uint32(_GOLDEN)
-    is_low = multiples < jnp.uint32(min(int(quantile * 2**32), 2**32 - 1))
+    is_low = _hashes(samples.size) < level
     missing = jnp.where(is_low, -jnp.inf, jnp.inf).astype(samples.dtype)
     values = jnp.where(jnp.isnan(samples), missing, samples)
     bins = jnp.searchsorted(edges[1:-1], values, side="left")
     counts = jnp.zeros(edges.size - 1, "int32").at[bins].add(1)
     return jnp.cumsum(counts, dtype="int32")
+
+
+def _hashes(num_samples: int) -> jax.Array:
+    """Returns public numbers of the indices (n,), spread evenly up to 2^32."""
+    return jnp.arange(num_samples, dtype="uint32") * jnp.uint32(_GOLDEN)
+
+
+def _level(quantile: float) -> np.uint32:
+    """Returns the number below which are a share `quantile` of the hashes."""
+    return np.uint32(min(int(quantile * 2**32), 2**32 - 1))
 
 
 def _scores(lower: jax.Array, upper: jax.Array) -> jax.Array:
@@ -262,24 +377,37 @@ def _rank(quantile: float, num_samples: int) -> int:
 
 
 def _width_scores(
-    samples: jax.Array, edges: jax.Array, quantile: float, apart: jax.Array
+    samples: jax.Array,
+    edges: jax.Array,
+    quantiles: tuple[float, ...],
+    places: tuple[jax.Array, ...],  # each (m,)
 ) -> jax.Array:
-    """Returns scores by which the half width d of a quantile's interval is chosen.
+    """Returns scores by which the half widths d of quantiles' intervals are chosen.
 
-    A bin of distances d has score 0 if d is the least to cover, within ±d, the samples
-    of ranks r - apart and r + apart, else less. Samples (n,) are measured from the
-    released quantile, of rank r. If a record is replaced, scores move by at most 1.
+    `places` are released quantiles of ranks r, units of their widths, ranks apart, and
+    whether they count. A bin of d has score 0 if d is the least to cover the samples of
+    ranks r - apart and r + apart within d units of each quantile, else less. If one of
+    the samples (n,) is replaced, scores move by at most 1.
     """
-    rank = _rank(quantile, samples.size)
-    up_to = num_up_to(samples, edges, quantile)
-    down_to = num_up_to(-samples, edges, 1 - quantile)
-    # Both ends are checked: a number that samples repeat may alone cover 2 apart ranks,
-    # while the quantile of the distribution is the number next to it.
-    above = up_to - (rank + apart)
-    below = down_to - (samples.size - rank + apart + 1)
-    spare = jnp.minimum(above, below)
+    ranks = jnp.array([_rank(x, samples.size) for x in quantiles], "int32")
+    levels = (
+        jnp.array([*map(_level, x)]) for x in (quantiles, 1 - np.array(quantiles))
+    )
+
+    def spare(of_one: tuple[jax.Array, ...]) -> jax.Array:
+        center, unit, apart, is_known, rank, level, other = of_one
+        away = (samples - center) / unit
+        up_to = num_up_to(away, edges, level)
+        down_to = num_up_to(-away, edges, other)
+        # Both ends are checked: a number that samples repeat may alone cover 2 apart
+        # ranks, while the quantile of the distribution is the number next to it.
+        above = up_to - (rank + apart)
+        below = down_to - (samples.size - rank + apart + 1)
+        return jnp.where(is_known, jnp.minimum(above, below), samples.size)
+
+    least = jnp.min(jax.lax.map(spare, (*places, ranks, *levels)), axis=0)
     first = jnp.full((1,), -samples.size, "int32")  # no distance is negative
-    return _scores(jnp.concatenate([first, spare[:-1]]), spare)
+    return _scores(jnp.concatenate([first, least[:-1]]), least)
 
 
 def _preference(sizes: jax.Array, most: Scalar, scale: Scalar) -> jax.Array:
@@ -297,6 +425,18 @@ def _preference(sizes: jax.Array, most: Scalar, scale: Scalar) -> jax.Array:
     power = jnp.clip(most / (scale * sizes[-1]), 0.0, _WIDE)
     lost = jnp.round(power * scale * (sizes[-1] - sizes))
     return jnp.minimum(lost, MOST_RECORDS)
+
+
+def _checked_quantiles(quantile: float | Sequence[float]) -> tuple[float, ...]:
+    """Returns quantiles as a tuple; requires that they increase within (0, 1)."""
+    _validate.within(0.0, 1.0, quantile=quantile)
+    shares = np.atleast_1d(np.asarray(quantile, float))
+    increases = np.all(np.diff(shares, prepend=0.0, append=1.0) > 0)
+    is_fine = shares.ndim == 1 and shares.size > 0 and bool(increases)
+    rule = "strictly between 0 and 1, and several must increase: one record alone"
+    rule += " determines the smallest and the largest of the samples"
+    _validate.require(is_fine, "quantile", quantile, rule)
+    return tuple(shares.tolist())
 
 
 def checked_samples(samples: ArrayLike, *, num_axes: int) -> jax.Array:

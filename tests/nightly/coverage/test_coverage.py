@@ -264,6 +264,26 @@ def test_an_interval_reaches_the_next_number_from_a_narrow_bin():
     assert np.mean((low <= 1 / 16) & (high >= 1 / 16)) > 0.94
 
 
+@pytest.mark.parametrize("weights", [(0.4998, 0.5002), (0.21, 0.2, 0.19, 0.4)])
+def test_intervals_of_several_quantiles_hold_all_at_once(weights, key):
+    """Of numbers that samples repeat; the quantile may be the next number."""
+    ends, shares = np.cumsum(weights), np.arange(1, 10) / 10
+    right = np.searchsorted(ends, shares) + 1.0
+
+    @jax.jit
+    @jax.vmap
+    def draw(key):
+        data_key, key = jax.random.split(key)
+        places = jax.random.uniform(data_key, (10_000,))
+        index = jnp.searchsorted(jnp.asarray(ends[:-1], "float32"), places)
+        samples = 1.0 + index.astype("float32")
+        return dp_quantile(samples, key=key, epsilon=1.0, quantile=shares).interval()
+
+    low, high = np.moveaxis(np.asarray(draw(jax.random.split(key, 100))), 1, 0)
+    assert np.isfinite(high).all()
+    assert np.mean(np.all((low <= right) & (high >= right), axis=1)) > 0.93
+
+
 @pytest.mark.parametrize("quantile", [0.05, 0.5, 0.9])
 def test_the_rank_is_as_near_as_is_stated(quantile, key):
     # Failure probability 0.01 for each of 200 draws: more than 12 have 1e-6.

@@ -112,7 +112,7 @@ def test_the_law_that_is_drawn_and_that_of_neighbours(key):
 
 def test_an_interval_that_is_not_known_is_infinite():
     samples = jnp.linspace(1.0, 2.0, 1_000)
-    for changes in ({"quantile": 0.0}, {"epsilon": 0.01}, {"edges": [0.0, 5.0, 6.0]}):
+    for changes in ({"quantile": 0.001}, {"epsilon": 0.01}, {"edges": [0.0, 5.0, 6.0]}):
         assert jnp.isinf(solve(samples, **changes).standard_errors)
     for values in (samples, 0 * samples):
         assert 0 < solve(values).standard_errors < 0.3
@@ -142,7 +142,9 @@ def test_what_widths_lose_is_an_integer_and_finite_at_any_epsilon():
 
 def width_scores_of(samples, quantile, apart):
     edges = jnp.asarray(_WIDTH_EDGES, "float32")
-    return _width_scores(samples, edges, quantile, jnp.asarray(apart, "int32"))
+    ones = jnp.ones(1)
+    places = 0 * ones, ones, jnp.full(1, apart, "int32"), ones > 0
+    return _width_scores(samples, edges, (quantile,), places)
 
 
 def test_scores_of_widths_are_those_of_their_definition():
@@ -165,6 +167,88 @@ def test_neighbours_move_scores_of_widths_by_one_and_their_gaps_by_two():
     values = [*WILD, 0.0, 1.0, -1.0, 20.0, -20.0]
     scores_of_width = jax.jit(lambda x: width_scores_of(x, 0.5, 8))
     assert check_neighbours(scores_of_width, bases, values, (0, 29, 30, 59))
+
+
+SEVERAL = tuple(i / 10 for i in range(1, 10))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("quantiles", [(0.5,), (0.2, 0.6), SEVERAL])
+def test_neighbours_move_all_choices_of_several_by_their_price(
+    quantiles, dtype, monkeypatch
+):
+    """The worst log likelihood ratios of choices, for any common earlier outcomes."""
+    ratios = []
+
+    def choose(mechanism, key, scores, epsilon):
+        every = jax.lax.all_gather(scores, "tables")
+        jax.debug.callback(lambda *args: ratios.append(args), every, epsilon)
+        places = jax.random.uniform(key, scores.shape)
+        return jnp.argmax(jnp.where(jnp.isfinite(scores), places, -1)).astype("int32")
+
+    @jax.jit
+    def release(key, tables):
+        static = "exponential", quantiles, True
+        inner = _quantile._with_errors.__wrapped__
+        one = lambda table: inner(static, key, table, EDGES.astype(dtype), 1.0)  # noqa: E731
+        return jax.vmap(one, axis_name="tables")(tables)
+
+    monkeypatch.setattr(_quantile, "choose", choose)
+    monkeypatch.setattr(_quantile, "_NUM_CELLS", 9)  # records are at ends of parts
+    many, largest = np.repeat([0.5, 2.5], 20), []  # each number fills a bin
+    bases = np.random.default_rng(0).uniform(-1, 4, 40), many, np.full(40, np.nan)
+    with jax.enable_x64(dtype == "float64"):
+        for base, place in itertools.product(bases, (0, 19)):
+            tables = np.repeat(base.astype(dtype)[None], len(WILD), axis=0)
+            tables[:, place] = WILD
+            for key in jax.random.split(jax.random.key(place), 6):
+                ratios.clear()
+                jax.block_until_ready(release(key, tables))
+                jax.effects_barrier()
+                assert len(ratios) == len(quantiles) + 1
+                total = 0.0
+                for every, epsilon in ratios:
+                    moved = every[:, None, np.isfinite(every[0])]
+                    moved = moved - moved[:, 0][None]
+                    total += np.ptp(moved, axis=-1) * float(epsilon) / _quantile.RANGE
+                largest.append(np.max(total))
+    levels = len(quantiles).bit_length() + 1
+    assert max(largest) <= levels + 1e-6
+    assert max(largest) > 0.7 * levels  # less noise would not be enough
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+def test_several_are_quantiles_and_increase(dtype):
+    rng = np.random.default_rng(0)
+    with jax.enable_x64(dtype == "float64"):
+        for samples in (
+            rng.normal(size=5_000),
+            rng.integers(1, 4, 5_000),  # three numbers for nine quantiles
+            np.where(rng.random(5_000) < 0.4, np.nan, rng.lognormal(size=5_000)),
+        ):
+            x = jnp.asarray(samples).astype(dtype)
+            solution = solve(x, quantile=SEVERAL, epsilon=1e3)
+            released = np.asarray(solution.params, float)
+            known = np.sort(np.asarray(x, float)[~np.isnan(samples)])
+            right = np.quantile(known, SEVERAL, method="inverted_cdf")
+            near = known[np.searchsorted(known, right) + 40]  # of missing samples, too
+            assert np.all(
+                np.abs(released - right) <= 0.05 * np.abs(right) + near - right
+            )
+            assert np.all(np.diff(released) >= 0)
+            wide = jnp.float64 if dtype == "float64" else jnp.float32
+            assert solution.params.dtype == solution.standard_errors.dtype == wide
+
+
+def test_one_of_a_list_and_a_number_have_their_shapes_and_price():
+    one, several = (solve(jnp.arange(500.0), quantile=q) for q in (0.5, (0.5,)))
+    assert (one.params.shape, several.params.shape) == ((), (1,))
+    assert one.privacy == several.privacy
+    nine = solve(jnp.arange(500.0), quantile=np.array(SEVERAL))
+    assert nine.standard_errors.shape == nine.stats["rank"].shape == (9,)
+    assert jnp.isinf(nine.standard_errors[0])  # may be the smallest
+    each = nine.privacy.dp_event.count
+    assert each == 5  # 9 is in four levels, and intervals are the fifth
 
 
 def test_a_constant_column_and_what_is_not_missing_are_found():
