@@ -31,12 +31,12 @@ _LOSSES = {
 }
 
 
+@parameters
 class _Additive(LinearEstimator):
     """Fits scores that are sums of curves; subclasses map scores to targets."""
 
-    categorical_features: Any
-    intervals: bool
-    n_features_in_: int
+    categorical_features: Any = _tables.FROM_DTYPE
+    intervals: bool = False
     _errors = _correlations = None  # None without `intervals`
 
     def _check(self, X: Any) -> tuple[np.ndarray, float, float, Key]:
@@ -244,9 +244,6 @@ class DPAdditiveClassifier(_Additive, Classifier):
         As for `dpjax.solvers.dp_additive_model`.
     """
 
-    categorical_features: Any = _tables.FROM_DTYPE
-    intervals: bool = False
-
     def _set_zero(self, num_features: int) -> None:
         super()._set_zero(int(self._is_number.sum()))
         num_dummies = sum(map(len, self._categories.values()))
@@ -289,8 +286,7 @@ class DPAdditiveRegressor(_Additive, WithExposure):
 
     Privacy:
         As for `DPLinearRegression`, and with "poisson" and "gamma" as for
-        `DPPoissonRegressor`. Names, types and declared categories of columns are
-        public.
+        `DPPoissonRegressor`; for columns as for `DPAdditiveClassifier`.
 
     Example:
         >>> import numpy as np
@@ -307,8 +303,6 @@ class DPAdditiveRegressor(_Additive, WithExposure):
     """
 
     loss: Literal["squared", "huber", "poisson", "gamma"] = "squared"
-    categorical_features: Any = _tables.FROM_DTYPE
-    intervals: bool = False
 
     def _loss(self) -> LinearLoss:
         names = " or ".join(_LOSSES)

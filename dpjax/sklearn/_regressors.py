@@ -1,7 +1,7 @@
 """The private mean, and regression with squared, Huber and log-link losses."""
 
 import math
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import jax.numpy as jnp
 import numpy as np
@@ -15,10 +15,14 @@ from dpjax.estimators import SmoothedTruncation
 from dpjax.losses import LinearLoss
 from dpjax.losses._residual_losses import Huber
 from dpjax.sklearn import _linear, _tables
-from dpjax.solvers.statistics._noisy_mean import BESIDE_WEIGHT, WEIGHTED, one_gaussian
+from dpjax.solvers.statistics._noisy_mean import (
+    BESIDE_WEIGHT,
+    WEIGHTED,
+    noisy_mean,
+    one_gaussian,
+)
 from dpjax.solvers.statistics._scales import Noise, release_scales, scales_share
 from dpjax.tables import _progress
-from dpjax.transforms import privatize
 
 _LEAST_SHARE = 0.01  # smallest share of the budget for the target's unit
 _LARGEST = 1e18  # bound of targets in their unit, so that float32 can square them
@@ -105,12 +109,8 @@ def targets_of(
 class Regressor(RegressorMixin, _linear.LinearEstimator):
     """Predicts numbers; a subclass defines the loss."""
 
-    epsilon: float = 1.0
-    delta: float | None = None
     feature_ranges: Any = None
     target_range: tuple[float, float] | None = None
-    max_weight: float | None = None
-    random_state: int | str | None = None
     max_exposure = None  # for subclasses without exposures
 
     def _loss(self) -> LinearLoss:
@@ -294,16 +294,7 @@ class DPMeanRegressor(RegressorMixin, _linear.PrivateEstimator):
         As for `dpjax.solvers.dp_mean`.
     """
 
-    epsilon: float = 1.0
-    delta: float | None = None
     target_range: tuple[float, float] | None = None
-    max_weight: float | None = None
-    random_state: int | str | None = None
-
-    def __sklearn_tags__(self):
-        tags = super().__sklearn_tags__()
-        tags.input_tags.allow_nan = True
-        return tags
 
     @_progress.shown("reading the records")
     def fit(self, X, y, sample_weight=None):
@@ -332,8 +323,8 @@ class DPMeanRegressor(RegressorMixin, _linear.PrivateEstimator):
         numbers = BESIDE_WEIGHT * shares * np.clip(bounded, -1.0, 1.0)
         samples = np.stack([numbers, shares], axis=1)
         multiplier = ROUNDED_UP * total / math.sqrt(1 - unit.share)
-        noisy = privatize(WEIGHTED, noise_multiplier=multiplier, key=key)
-        number, share = np.asarray(noisy.update(samples, noisy.init(samples))[0])
+        noisy = noisy_mean(WEIGHTED, samples, multiplier, key)
+        number, share = np.asarray(noisy)
         noise = multiplier * float(WEIGHTED.sensitivity(len(samples), 2).l2)
         released = {"mean_weight": np.clip(share, 0.0, 1.0), "constant": 0.0}
         released |= {"noise_multiplier": multiplier, "shares": {"mean": 1.0}}
@@ -372,14 +363,9 @@ class WithExposure(Regressor):
     def fit(self, X, y, sample_weight=None, exposure=None):
         """Fits the model and spends the budget, as `DPLinearRegression.fit` does.
 
-        Args:
-            X: shape (n, d), numbers in any units.
-            y: shape (n,), numbers in any unit.
-            sample_weight: shape (n,), the weights of the records, or None.
-            exposure: shape (n,), such as the years that a policy was in force; means
-                are proportional to it. It is clipped to `max_exposure`. A record with
-                an exposure that is zero, negative or NaN has no weight. None: all
-                exposures are one.
+        Means are proportional to `exposure`, shape (n,), such as the years that a
+        policy was in force. It is clipped to `max_exposure`. A record with an exposure
+        that is zero, negative or NaN has no weight. None: all exposures are one.
         """
         return self._fit(X, y, sample_weight, exposure)
 
@@ -396,9 +382,7 @@ class WithExposure(Regressor):
 
 
 class LogLinkRegressor(WithExposure):
-    """Fits means exp(coef·x + intercept); a subclass defines the loss and its name."""
-
-    _loss_name: ClassVar[str]
+    """Fits means exp(coef·x + intercept); a subclass defines the loss."""
 
     def __sklearn_tags__(self):
         tags = super().__sklearn_tags__()
@@ -465,8 +449,6 @@ class DPPoissonRegressor(_linear.WithIntervals, LogLinkRegressor):
         As for `dpjax.losses.poisson` and `dpjax.solvers.dp_linear_model`.
     """
 
-    _loss_name = "poisson"
-
     def _loss(self) -> LinearLoss:
         return losses.log_link(1.0)
 
@@ -491,8 +473,6 @@ class DPGammaRegressor(_linear.WithIntervals, LogLinkRegressor):
     Reference:
         As for `dpjax.losses.gamma` and `dpjax.solvers.dp_linear_model`.
     """
-
-    _loss_name = "gamma"
 
     def _loss(self) -> LinearLoss:
         return losses.log_link(2.0)
@@ -524,7 +504,6 @@ class DPTweedieRegressor(LogLinkRegressor):
         As for `dpjax.losses.tweedie` and `dpjax.solvers.dp_linear_model`.
     """
 
-    _loss_name = "tweedie"
     power: float = 1.5
 
     def _loss(self) -> LinearLoss:

@@ -9,12 +9,13 @@ from sklearn.base import is_classifier
 from sklearn.pipeline import Pipeline
 from sklearn.utils.validation import check_consistent_length
 
-from dpjax import _validate, accounting, losses
+from dpjax import _validate, losses
 from dpjax.accounting import PrivacyGuarantee
-from dpjax.sklearn._additive import DPAdditiveRegressor
+from dpjax.losses._log_link import LogLink
 from dpjax.sklearn._labels import indices
-from dpjax.sklearn._regressors import LogLinkRegressor, log_means
+from dpjax.sklearn._regressors import WithExposure, log_means
 from dpjax.sklearn._tables import as_column, as_numbers, key_of, shares_of
+from dpjax.solvers.statistics._noisy_mean import one_gaussian
 from dpjax.tables import _progress, default_delta
 from dpjax.tables.models._scores import PrivateScores, private_scores
 
@@ -105,8 +106,8 @@ def score_privately(
             known = as_numbers("y", y, targets) / unit
         loss, name = _loss_of(model)
         predict = partial(_in_units, loss=loss, unit=unit, exposure=exposure)
-    releases = accounting.Sampling(num_steps=2)
-    multiplier = accounting.noise_multiplier(epsilon, delta, releases)
+    budget = epsilon, delta, len(targets)
+    multiplier, privacy = one_gaussian(*budget, num_releases=2)
     _progress.say("predictions")
     predictions = predict(model, X)
     beside = None if baseline is None else predict(baseline, X)
@@ -131,10 +132,7 @@ def score_privately(
         noise_multiplier=multiplier,
         is_end=is_end,
     )
-    event = accounting.gaussian_event(multiplier, releases)
-    return scores, PrivacyGuarantee.of(
-        epsilon, delta, dp_event=event, num_samples=len(targets)
-    )
+    return scores, privacy
 
 
 def _of_classes(
@@ -160,12 +158,12 @@ def _of_classes(
 
 
 def _loss_of(model: Any) -> tuple[losses.LinearLoss, str]:
+    """Returns the loss by which an estimator's means are scored, and its name."""
     last = _last(model)
-    if isinstance(last, LogLinkRegressor):
-        return last._loss(), last._loss_name
-    if isinstance(last, DPAdditiveRegressor) and last._loss().has_log_link:
-        return last._loss(), last.loss
-    return losses.squared, "squared"
+    loss = last._loss() if isinstance(last, WithExposure) else losses.squared
+    if not isinstance(loss, LogLink):
+        return losses.squared, "squared"
+    return loss, {1.0: "poisson", 2.0: "gamma"}.get(loss.power, "tweedie")
 
 
 def _shares(exposure: Any, model: Any, baseline: Any, y: np.ndarray) -> np.ndarray:
