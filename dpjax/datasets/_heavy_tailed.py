@@ -45,8 +45,6 @@ def l1_ball_params(key: Key, num_features: int) -> jax.Array:
     Reference:
         004, section 6.1 (||w*||_1 <= 1).
     """
-    _validate.typed_key(key)
-    _validate.count(num_features=num_features)
     size_key, sign_key = jax.random.split(key)
     # Exponentials divided by their sum are uniform on the simplex. One entry more is
     # drawn and dropped, which makes the remaining entries uniform inside the ball.
@@ -80,7 +78,6 @@ def sparse_params(sparsity: int) -> Callable[[Key, int], jax.Array]:
     _validate.count(sparsity=sparsity)
 
     def draw(key: Key, num_features: int) -> jax.Array:
-        """Draws w*: normal entries at random places, zeros elsewhere, of l2 norm 1."""
         _validate.typed_key(key)
         _validate.count(num_features=num_features)
         _validate.within(1, num_features, sparsity=sparsity)

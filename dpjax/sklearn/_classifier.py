@@ -7,7 +7,6 @@ import numpy as np
 from dp_accounting import UnsupportedDpEvent
 from scipy.special import log_expit, log_softmax
 from sklearn.base import ClassifierMixin
-from sklearn.utils.validation import check_is_fitted
 
 from dpjax import _keys, _validate, losses
 from dpjax.accounting import PrivacyGuarantee
@@ -93,7 +92,6 @@ class Classifier(ClassifierMixin, _linear.LinearEstimator):
 
     def predict_log_proba(self, X):
         """Returns logarithms of the probabilities of the classes, shape (n, K)."""
-        check_is_fitted(self)
         scores = self._linear(X)
         if len(self.classes_) == 2:
             return log_expit(scores * [[-1.0, 1.0]])

@@ -52,14 +52,16 @@ def in_unit(
     *,
     key: Key,
     noise_multiplier: float,
-) -> tuple[np.ndarray, Unit]:
-    """Returns (targets - center) / scale, (n,), 0 for missing ones, and the `Unit`.
+) -> tuple[np.ndarray, Unit, Key]:
+    """Returns (targets - center) / scale, (n,), the `Unit`, and a key for the fit.
 
     Center and scale are from the model's public `target_range`, or else released with a
-    share of the budget, `Unit.share`, so that solvers get numbers near 1. With a log
-    link targets are amounts of at least 0, the center is 0, and `offsets` are log
-    exposures.
+    share of the budget, `Unit.share`, so that solvers get numbers near 1. A missing
+    target becomes 0. With a log link targets are amounts of at least 0, the center is
+    0, and `offsets` are log exposures.
     """
+    _progress.say("unit of the target")
+    key, own_key = _keys.split(key)
     low, high, unit = -_BEYOND, _BEYOND, Unit(0.0, 1.0, 0.0)
     if is_amount := loss.has_log_link:
         targets = np.maximum(np.nan_to_num(targets, nan=0.0), 0.0)
@@ -81,7 +83,7 @@ def in_unit(
             with np.errstate(over="ignore"):  # a warning would tell of a record
                 rates = targets / np.exp(offsets)
         scales = release_scales(
-            key,
+            own_key,
             rates[:, None],
             noise=Noise(noise_multiplier).part(share),
             weights=weights,
@@ -90,9 +92,9 @@ def in_unit(
         unit = Unit(float(scales.centers[0]), float(scales.scales[0]), share)
     targets = np.clip(targets, low, high)
     if is_amount:
-        return np.minimum(targets / unit.scale, loss.target_range[1]), unit
+        return np.minimum(targets / unit.scale, loss.target_range[1]), unit, key
     known = np.nan_to_num((targets - unit.center) / unit.scale, nan=0.0)
-    return np.clip(known, -_LARGEST, _LARGEST), unit
+    return np.clip(known, -_LARGEST, _LARGEST), unit, key
 
 
 def targets_of(
@@ -150,11 +152,9 @@ class Regressor(RegressorMixin, _linear.LinearEstimator):
             offsets = np.log(np.where(shares > 0, shares, 1.0))
             self._largest = float(self.max_exposure or 1.0)
         total, privacy = one_gaussian(epsilon, delta, len(features))
-        _progress.say("unit of the target")
+        known = loss, targets, weights, offsets
+        targets, unit, key = in_unit(self, *known, key=key, noise_multiplier=total)
         # The model gets the share of the budget that the unit of the target leaves.
-        key, target_key = _keys.split(key)
-        release: Any = {"key": target_key, "noise_multiplier": total}
-        targets, unit = in_unit(self, loss, targets, weights, offsets, **release)
         self._fit_scores(
             loss,
             features,
@@ -243,7 +243,7 @@ class DPHuberRegressor(_linear.WithIntervals, Regressor):
         threshold: the size of a residual from which the loss is linear, in units of
             the released scale of the residuals.
 
-    Everything else, privacy included, is as for `DPLinearRegression`.
+    Everything else, privacy and source included, is as for `DPLinearRegression`.
 
     Example:
         >>> import numpy as np
@@ -254,9 +254,6 @@ class DPHuberRegressor(_linear.WithIntervals, Regressor):
         >>> model = DPHuberRegressor(random_state=0).fit(X, y)  # doctest: +SKIP
         >>> print(model.coef_.round(-1), round(model.intercept_, -1))  # doctest: +SKIP
         [50.] 2000.0
-
-    Reference:
-        As for `dpjax.solvers.dp_linear_model`.
     """
 
     threshold: float = 1.345
@@ -302,10 +299,8 @@ class DPMeanRegressor(RegressorMixin, _linear.PrivateEstimator):
         features, epsilon, delta, key = _tables.checked(self, X)
         targets, weights = targets_of(self, y, sample_weight, features)
         total, privacy = one_gaussian(epsilon, delta, len(features))
-        _progress.say("unit of the target")
-        key, target_key = _keys.split(key)
-        release: Any = {"key": target_key, "noise_multiplier": total}
-        targets, unit = in_unit(self, losses.squared, targets, weights, **release)
+        known = losses.squared, targets, weights
+        targets, unit, key = in_unit(self, *known, key=key, noise_multiplier=total)
         _progress.say("mean of the target")
         limit, bounded = 1.0, targets.astype(np.float32)
         # A public range has bounded the targets already.
@@ -369,10 +364,10 @@ class WithExposure(Regressor):
         """
         return self._fit(X, y, sample_weight, exposure)
 
-    def _means(self, logarithms: np.ndarray, unit: Unit, exposure: Any) -> np.ndarray:
+    def _means(self, logarithms: np.ndarray, exposure: Any) -> np.ndarray:
         """Returns means (n,) in the target's unit, from log means and exposures."""
         # For `predict`. `logarithms` are for the largest exposure; no `exposure` is 1.
-        low, high = log_means(self._loss(), unit.scale)
+        low, high = log_means(self._loss(), self.target_scale_)
         means = np.exp(np.clip(logarithms, low, high))
         if exposure is None:
             return means / (self._largest or 1.0)
@@ -394,7 +389,6 @@ class LogLinkRegressor(WithExposure):
         return "factor", ["Coefficients are of the logarithm of the mean."]
 
     def _set_unit(self, unit: Unit) -> None:
-        self._unit = unit
         # Coefficients were fitted for the largest exposure.
         self.intercept_ = float(self.intercept_) + math.log(unit.scale)
         self.intercept_ -= math.log(self._largest or 1.0)
@@ -407,7 +401,7 @@ class LogLinkRegressor(WithExposure):
         NaN count as zero.
         """
         logarithms = self._linear(X) + math.log(self._largest or 1.0)
-        return self._means(logarithms, self._unit, exposure)
+        return self._means(logarithms, exposure)
 
 
 @_linear.parameters

@@ -94,10 +94,11 @@ def score_privately(
     delta = default_delta(len(targets)) if delta is None else delta
     _validate.probability(delta=delta)
     key = key_of(random_state)
+    own_scale = getattr(_last(model), "target_scale_", None)
     if is_classifier(model):
         unit, (loss, name, known, predict) = None, _of_classes(model, baseline, targets)
     else:
-        unit = _scale_of(model) if scale is None else scale
+        unit = own_scale if scale is None else scale
         rule = "given in the units of y, because this model has no scale of its own"
         _validate.require(unit is not None, "scale", scale, rule)
         _validate.positive(scale=unit)
@@ -117,7 +118,7 @@ def score_privately(
         offsets = np.log(np.maximum(shares, _LEAST_MEAN))
         beside = offsets if beside is None else beside
     if unit is not None and loss.has_log_link:
-        low, high = log_means(loss, (_scale_of(model) or unit) / unit)
+        low, high = log_means(loss, (own_scale or unit) / unit)
         rates = predictions - offsets
         is_end = (rates <= low + _ROUNDED) | (rates >= high - _ROUNDED)
     _progress.say("scores")
@@ -195,10 +196,6 @@ def _log_odds(model: Any, X: Any) -> np.ndarray:
     with np.errstate(divide="ignore"):
         odds = np.log(share) - np.log1p(-share)
     return np.clip(odds, -_MOST_LOG_ODDS, _MOST_LOG_ODDS)
-
-
-def _scale_of(model: Any) -> float | None:
-    return getattr(_last(model), "target_scale_", None)
 
 
 def _last(model: Any) -> Any:

@@ -156,11 +156,9 @@ def rows_of(data: Dataset) -> tuple[np.ndarray | None, ...]:
 
 def training_privacy(plan: Plan, data: Dataset) -> PrivacyGuarantee:
     """Returns the guarantee of `train_private` before it runs, from shapes alone."""
-
-    def as_shape(x: np.ndarray) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(x.shape, jnp.float32)
-
-    rows = jax.tree.map(as_shape, rows_of(data))
+    rows = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, jnp.float32), rows_of(data)
+    )
     run = functools.partial(fit, plan, key=jax.random.key(0))
     return jax.eval_shape(run, rows).privacy
 
