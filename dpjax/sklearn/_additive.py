@@ -121,8 +121,7 @@ class _Additive(LinearEstimator):
         # are zero at the center of a column of numbers.
         check_is_fitted(self)
         standard, curves, shapes = self._standard, self._curves, {}
-        low, high = (standard.clipped(x) for x in (standard.low, standard.high))
-        ends = np.stack([low, high]) - standard.centers
+        ends = np.stack([standard.low, standard.high]) - standard.centers
         for (name, place), bends in zip(self._places(), self._bends, strict=True):
             if isinstance(place, slice):
                 values = np.asarray(curves.slopes[place], np.float64)

@@ -36,9 +36,8 @@ class Classifier(ClassifierMixin, _linear.LinearEstimator):
         num_samples, num_features = features.shape
         classes = None if self.classes is None else _labels.declared(self.classes)
         is_pair = classes is not None and len(classes) == 2
-        is_plain = not getattr(self, "intervals", False)
         rule = "a list of two labels if intervals is True"
-        _validate.require(is_pair or is_plain, "classes", self.classes, rule)
+        _validate.require(is_pair or not self.intervals, "classes", self.classes, rule)
         labels = _tables.column_of(self, y, features)
         if classes is not None:
             _labels.check_kind(y, classes)

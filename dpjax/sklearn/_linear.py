@@ -79,6 +79,7 @@ class LinearEstimator(PrivateEstimator):
     privacy_: PrivacyGuarantee
     _categories: Mapping[Any, np.ndarray] = MappingProxyType({})
     mean_weight_: float | None = None  # None if it is not released
+    intervals = False  # for subclasses without intervals
     bse_ = None  # standard errors, or None without `intervals`
 
     @property
@@ -88,8 +89,8 @@ class LinearEstimator(PrivateEstimator):
 
     def _check(self, X: Any) -> tuple[np.ndarray, float, float, Key]:
         """Checks all parameters, and returns the features, epsilon, delta and a key."""
-        intervals = getattr(self, "intervals", False)
-        _validate.require(isinstance(intervals, bool), "intervals", intervals, "a bool")
+        is_bool = isinstance(self.intervals, bool)
+        _validate.require(is_bool, "intervals", self.intervals, "a bool")
         checked = _tables.checked(self, X, self._categories)
         _tables.ranges_of(self)
         return checked
@@ -123,7 +124,7 @@ class LinearEstimator(PrivateEstimator):
             (rows, targets.astype(np.float32)),
             intercept=-1,
             offsets=offsets,
-            intervals=getattr(self, "intervals", False),
+            intervals=self.intervals,
             **options,
         )
         # <w, (x - center) / scale> + b is a linear function of x in the user's units.

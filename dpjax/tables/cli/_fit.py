@@ -281,8 +281,7 @@ def evaluation_privacy(
     `num_samples` are held out; `unit` is the difference between neighbors, in words.
     """
     budget = training.epsilon, training.delta
-    _, privacy = one_gaussian(*budget, num_samples, unit, num_releases=2)
-    return privacy
+    return one_gaussian(*budget, num_samples, unit, num_releases=2)[1]
 
 
 def evaluate(
