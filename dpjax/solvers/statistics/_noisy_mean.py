@@ -59,11 +59,7 @@ WEIGHTED = SetClipping(2 / math.sqrt(3), 1.0)
 
 
 def one_gaussian(
-    epsilon: float,
-    delta: float,
-    num_samples: int,
-    unit: str = "record",
-    num_releases: int = 1,
+    epsilon: float, delta: float, num_samples: int, unit: str = "record", num_releases=1
 ) -> tuple[float, PrivacyGuarantee]:  # multiplier, guarantee
     """Returns the multiplier and guarantee of Gaussian releases that share a budget.
 
@@ -74,10 +70,9 @@ def one_gaussian(
     releases = Sampling(num_steps=num_releases)
     multiplier = noise_multiplier(epsilon, delta, releases)
     event = gaussian_event(multiplier, releases)
-    privacy = PrivacyGuarantee.of(
+    return multiplier, PrivacyGuarantee.of(
         epsilon, delta, dp_event=event, num_samples=num_samples, unit=unit
     )
-    return multiplier, privacy
 
 
 def noisy_mean(
