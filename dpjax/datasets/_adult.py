@@ -48,8 +48,7 @@ SCHEMA = {
 def load() -> Dataset:
     """Returns the census data set Adult, with its official split.
 
-    The target is +1 for an income above 50,000 dollars a year, else -1. Numbers are
-    scaled and categories one-hot by `SCHEMA`, written above this function.
+    The target is +1 for an income above 50,000 dollars a year, else -1.
 
     Reference:
         B. Becker and R. Kohavi, Adult, UCI Machine Learning Repository (1996); 001,

@@ -1,7 +1,7 @@
 """Synthetic regression and classification, as in papers 001 and 004."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -80,7 +80,6 @@ def sparse_params(sparsity: int) -> Callable[[Key, int], jax.Array]:
     _validate.count(sparsity=sparsity)
 
     def draw(key: Key, num_features: int) -> jax.Array:
-        """Draws w*: normal entries at random places, zeros elsewhere, of l2 norm 1."""
         _validate.typed_key(key)
         _validate.count(num_features=num_features)
         _validate.within(1, num_features, sparsity=sparsity)
@@ -132,8 +131,16 @@ def linear_model(
     Reference:
         001, section 6 and appendix C; 004, section 6.
     """
-    laws = feature_law, noise_law, params_fn
-    return Synthetic(*_latent_model(key, num_samples, num_features, *laws))
+    _validate.typed_key(key)
+    _validate.count(num_samples=num_samples, num_features=num_features)
+    params_key, feature_key, noise_key = jax.random.split(key, 3)
+    true_params = params_fn(params_key, num_features)
+    features = feature_law.sample(feature_key, (num_samples, num_features))
+    # The product has full precision, because it defines the targets.
+    targets = jnp.dot(features, true_params, precision="highest")
+    if noise_law is not None:
+        targets += noise_law.sample(noise_key, (num_samples,))
+    return Synthetic(features, targets, true_params)
 
 
 def logistic_model(
@@ -167,21 +174,8 @@ def logistic_model(
         004, sections 6.1 and 6.3; 001, section 6 and appendix C.
     """
     _validate.require(sign in (1, -1), "sign", sign, "1 or -1")
-    laws = feature_law, noise_law, params_fn
-    features, latent, true_params = _latent_model(key, num_samples, num_features, *laws)
-    ones = jnp.ones_like(latent)
-    return Synthetic(features, jnp.where(sign * latent > 0, ones, -ones), true_params)
-
-
-def _latent_model(key, num_samples, num_features, feature_law, noise_law, params_fn):
-    """Draws x (n, d), z = <w*, x> + e (n,) and w* (d,), which all models share."""
-    _validate.typed_key(key)
-    _validate.count(num_samples=num_samples, num_features=num_features)
-    params_key, feature_key, noise_key = jax.random.split(key, 3)
-    true_params = params_fn(params_key, num_features)
-    features = feature_law.sample(feature_key, (num_samples, num_features))
-    # The product has full precision, because the latent variable defines the targets.
-    latent = jnp.dot(features, true_params, precision="highest")
-    if noise_law is not None:
-        latent += noise_law.sample(noise_key, (num_samples,))
-    return features, latent, true_params
+    laws: Any = {"feature_law": feature_law, "noise_law": noise_law}
+    sizes = {"num_samples": num_samples, "num_features": num_features}
+    latent = linear_model(key, **sizes, **laws, params_fn=params_fn)
+    ones = jnp.ones_like(latent.targets)
+    return latent._replace(targets=jnp.where(sign * latent.targets > 0, ones, -ones))

@@ -142,7 +142,6 @@ class StudentT(Law):
         return 0.0 if self.degrees_of_freedom > 1 else math.nan
 
     def _sample(self, key: Key, shape: tuple[int, ...]) -> jax.Array:
-        """Draws a coordinate of the bivariate t law, by radius and angle."""
         # A coordinate of the bivariate t law has Student's law, and its radius has the
         # closed form P(radius > r) = (1 + r^2/nu)^(-nu/2). This needs no rejection, so
         # it is many times faster than `jax.random.t`.

@@ -31,12 +31,12 @@ _LOSSES = {
 }
 
 
+@parameters
 class _Additive(LinearEstimator):
     """Fits scores that are sums of curves; subclasses map scores to targets."""
 
-    categorical_features: Any
-    intervals: bool
-    n_features_in_: int
+    categorical_features: Any = _tables.FROM_DTYPE
+    intervals: bool = False
     _errors = _correlations = None  # None without `intervals`
 
     def _check(self, X: Any) -> tuple[np.ndarray, float, float, Key]:
@@ -53,19 +53,10 @@ class _Additive(LinearEstimator):
         self._bends = ~np.array(is_truth)
         return checked
 
-    def _fit_scores(
-        self,
-        loss: LinearLoss,
-        features: np.ndarray,
-        targets: np.ndarray,
-        weights: np.ndarray,
-        offsets: np.ndarray | None = None,
-        **release: Any,
-    ) -> None:
+    def _fit_scores(self, loss, features, targets, weights, offsets=None, **release):
         """Releases a curve for each numeric column and a weight for each category."""
-        # `fit` calls it with features (n, d) in the user's units, categories as
-        # indices, other arrays (n,) as `loss` takes them, key and noise multiplier. It
-        # sets `_curves`, for `predict`, and with `intervals` their errors.
+        # Features (n, d) have categories as indices. It sets `_curves`, for `predict`,
+        # and with `intervals` their errors.
         is_number = self._is_number
         # Numbers are standardized; categories are one-hot and need no scale.
         low, high = (ends[is_number] for ends in _tables.ranges_of(self))
@@ -130,8 +121,7 @@ class _Additive(LinearEstimator):
         # are zero at the center of a column of numbers.
         check_is_fitted(self)
         standard, curves, shapes = self._standard, self._curves, {}
-        low, high = (standard.clipped(x) for x in (standard.low, standard.high))
-        ends = np.stack([low, high]) - standard.centers
+        ends = np.stack([standard.low, standard.high]) - standard.centers
         for (name, place), bends in zip(self._places(), self._bends, strict=True):
             if isinstance(place, slice):
                 values = np.asarray(curves.slopes[place], np.float64)
@@ -157,8 +147,7 @@ class _Additive(LinearEstimator):
         privacy. `dp_additive_model` says what it covers.
 
         Args:
-            alpha: the probability that a band misses the curve at a number of the grid,
-                in (0, 1).
+            alpha: the probability that a band misses the curve at a number, in (0, 1).
 
         Returns:
             A mapping from columns to `(grid, lower, upper)`, each of shape (m,). Bounds
@@ -244,9 +233,6 @@ class DPAdditiveClassifier(_Additive, Classifier):
         As for `dpjax.solvers.dp_additive_model`.
     """
 
-    categorical_features: Any = _tables.FROM_DTYPE
-    intervals: bool = False
-
     def _set_zero(self, num_features: int) -> None:
         super()._set_zero(int(self._is_number.sum()))
         num_dummies = sum(map(len, self._categories.values()))
@@ -284,13 +270,12 @@ class DPAdditiveRegressor(_Additive, WithExposure):
             column adds to the prediction, in the unit of the target, or to the
             logarithm of the mean.
 
-    Columns, their categories and ranges are as for `DPAdditiveClassifier`, other
-    parameters and attributes as for `DPLinearRegression`.
+    Columns, their categories and ranges, and the source are as for
+    `DPAdditiveClassifier`, other parameters and attributes as for `DPLinearRegression`.
 
     Privacy:
         As for `DPLinearRegression`, and with "poisson" and "gamma" as for
-        `DPPoissonRegressor`. Names, types and declared categories of columns are
-        public.
+        `DPPoissonRegressor`; for columns as for `DPAdditiveClassifier`.
 
     Example:
         >>> import numpy as np
@@ -301,14 +286,9 @@ class DPAdditiveRegressor(_Additive, WithExposure):
         >>> model = DPAdditiveRegressor(random_state=0).fit(X, y)  # doctest: +SKIP
         >>> print(model.predict([[15, 2e4], [45, 2e4]]).round(-4))  # doctest: +SKIP
         [10000.     0.]
-
-    Reference:
-        As for `dpjax.solvers.dp_additive_model`.
     """
 
     loss: Literal["squared", "huber", "poisson", "gamma"] = "squared"
-    categorical_features: Any = _tables.FROM_DTYPE
-    intervals: bool = False
 
     def _loss(self) -> LinearLoss:
         names = " or ".join(_LOSSES)
@@ -329,8 +309,7 @@ class DPAdditiveRegressor(_Additive, WithExposure):
         """
         scores = self._linear(X)
         if self._loss().has_log_link:
-            logarithms = scores + math.log(self._unit.scale)
-            return self._means(logarithms, self._unit, exposure)
+            return self._means(scores + math.log(self._unit.scale), exposure)
         if exposure is not None:
             raise ValueError("exposure must be None: the model was fitted without it.")
         return scores * self._unit.scale + self._unit.center

@@ -7,10 +7,8 @@ import numpy as np
 from dp_accounting import UnsupportedDpEvent
 from scipy.special import log_expit, log_softmax
 from sklearn.base import ClassifierMixin
-from sklearn.utils.validation import check_is_fitted
 
 from dpjax import _keys, _validate, losses
-from dpjax._types import Key
 from dpjax.accounting import PrivacyGuarantee
 from dpjax.sklearn import _labels, _linear, _tables
 from dpjax.solvers.statistics._noisy_mean import one_gaussian
@@ -22,28 +20,25 @@ from dpjax.tables import _progress
 class Classifier(ClassifierMixin, _linear.LinearEstimator):
     """Predicts classes from scores that a subclass fits."""
 
-    epsilon: float = 1.0
-    delta: float | None = None
     classes: Any = None
     feature_ranges: Any = None
-    max_weight: float | None = None
-    random_state: int | str | None = None
 
     @_progress.shown("reading the records")
     def fit(self, X, y, sample_weight=None):
         """Fits the model and spends the budget, as `DPLinearRegression.fit` does.
 
-        Args:
-            X: shape (n, d), numbers in any units.
-            y: shape (n,), labels: numbers or texts; with `classes` any hashable values
-                of a type that may match one of the classes. The guarantee starts here,
-                not at the file: pandas reads a column of numbers as text if one cell is
-                text, so pass `classes`, or declare the types of columns.
-            sample_weight: shape (n,), the weights of the records, or None.
+        X has shape (n, d), numbers in any units, and sample_weight, or None, (n,).
+        Labels y, shape (n,), are numbers or texts; with `classes` any hashable values
+        of a type that may match one of the classes. The guarantee starts here, not at
+        the file: pandas reads a column of numbers as text if one cell is text, so pass
+        `classes`, or declare the types of columns.
         """
         features, epsilon, delta, key = self._check(X)
         num_samples, num_features = features.shape
         classes = None if self.classes is None else _labels.declared(self.classes)
+        is_pair = classes is not None and len(classes) == 2
+        rule = "a list of two labels if intervals is True"
+        _validate.require(is_pair or not self.intervals, "classes", self.classes, rule)
         labels = _tables.column_of(self, y, features)
         if classes is not None:
             _labels.check_kind(y, classes)
@@ -84,14 +79,6 @@ class Classifier(ClassifierMixin, _linear.LinearEstimator):
         self.privacy_ = privacy
         return self
 
-    def _check(self, X: Any) -> tuple[np.ndarray, float, float, Key]:
-        checked = super()._check(X)
-        is_plain = not getattr(self, "intervals", False)
-        is_pair = self.classes is not None and len(_labels.declared(self.classes)) == 2
-        rule = "a list of two labels if intervals is True"
-        _validate.require(is_pair or is_plain, "classes", self.classes, rule)
-        return checked
-
     def _set_zero(self, num_features: int) -> None:
         zeros = np.zeros(num_features)
         self._set_standard(Standard(zeros, zeros + 1, zeros, zeros, zeros > 0))
@@ -105,7 +92,6 @@ class Classifier(ClassifierMixin, _linear.LinearEstimator):
 
     def predict_log_proba(self, X):
         """Returns logarithms of the probabilities of the classes, shape (n, K)."""
-        check_is_fitted(self)
         scores = self._linear(X)
         if len(self.classes_) == 2:
             return log_expit(scores * [[-1.0, 1.0]])

@@ -39,10 +39,19 @@ _CLONES: WeakKeyDictionary[Any, list[int]] = WeakKeyDictionary()
 parameters = dataclass(kw_only=True, eq=False, repr=False)
 
 
+@parameters
 class PrivateEstimator(BaseEstimator):
     """Warns, for any data, when it is cloned a second time in a process."""
 
-    epsilon: float
+    epsilon: float = 1.0
+    delta: float | None = None
+    max_weight: float | None = None
+    random_state: int | str | None = None
+
+    def __sklearn_tags__(self):
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = True
+        return tags
 
     def __sklearn_clone__(self):
         """Returns a clone; at the second, warns that each fit spends a new budget."""
@@ -63,23 +72,15 @@ class PrivateEstimator(BaseEstimator):
 class LinearEstimator(PrivateEstimator):
     """Fits a model of features in any units; subclasses transform the targets."""
 
-    delta: float | None
     feature_ranges: Any
-    max_weight: float | None
-    random_state: int | str | None
     n_features_in_: int
     coef_: np.ndarray
     intercept_: Any
     privacy_: PrivacyGuarantee
     _categories: Mapping[Any, np.ndarray] = MappingProxyType({})
     mean_weight_: float | None = None  # None if it is not released
+    intervals = False  # for subclasses without intervals
     bse_ = None  # standard errors, or None without `intervals`
-
-    def __sklearn_tags__(self):
-        tags = super().__sklearn_tags__()
-        tags.input_tags.allow_nan = True
-        tags.target_tags.required = True
-        return tags
 
     @property
     def _factor(self) -> tuple[str | None, list[str]]:
@@ -88,8 +89,8 @@ class LinearEstimator(PrivateEstimator):
 
     def _check(self, X: Any) -> tuple[np.ndarray, float, float, Key]:
         """Checks all parameters, and returns the features, epsilon, delta and a key."""
-        intervals = getattr(self, "intervals", False)
-        _validate.require(isinstance(intervals, bool), "intervals", intervals, "a bool")
+        is_bool = isinstance(self.intervals, bool)
+        _validate.require(is_bool, "intervals", self.intervals, "a bool")
         checked = _tables.checked(self, X, self._categories)
         _tables.ranges_of(self)
         return checked
@@ -123,7 +124,7 @@ class LinearEstimator(PrivateEstimator):
             (rows, targets.astype(np.float32)),
             intercept=-1,
             offsets=offsets,
-            intervals=getattr(self, "intervals", False),
+            intervals=self.intervals,
             **options,
         )
         # <w, (x - center) / scale> + b is a linear function of x in the user's units.

@@ -1,7 +1,7 @@
 """The private mean, and regression with squared, Huber and log-link losses."""
 
 import math
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import jax.numpy as jnp
 import numpy as np
@@ -15,10 +15,14 @@ from dpjax.estimators import SmoothedTruncation
 from dpjax.losses import LinearLoss
 from dpjax.losses._residual_losses import Huber
 from dpjax.sklearn import _linear, _tables
-from dpjax.solvers.statistics._noisy_mean import BESIDE_WEIGHT, WEIGHTED, one_gaussian
+from dpjax.solvers.statistics._noisy_mean import (
+    BESIDE_WEIGHT,
+    WEIGHTED,
+    noisy_mean,
+    one_gaussian,
+)
 from dpjax.solvers.statistics._scales import Noise, release_scales, scales_share
 from dpjax.tables import _progress
-from dpjax.transforms import privatize
 
 _LEAST_SHARE = 0.01  # smallest share of the budget for the target's unit
 _LARGEST = 1e18  # bound of targets in their unit, so that float32 can square them
@@ -48,14 +52,16 @@ def in_unit(
     *,
     key: Key,
     noise_multiplier: float,
-) -> tuple[np.ndarray, Unit]:
-    """Returns (targets - center) / scale, (n,), 0 for missing ones, and the `Unit`.
+) -> tuple[np.ndarray, Unit, Key]:
+    """Returns (targets - center) / scale, (n,), the `Unit`, and a key for the fit.
 
     Center and scale are from the model's public `target_range`, or else released with a
-    share of the budget, `Unit.share`, so that solvers get numbers near 1. With a log
-    link targets are amounts of at least 0, the center is 0, and `offsets` are log
-    exposures.
+    share of the budget, `Unit.share`, so that solvers get numbers near 1. A missing
+    target becomes 0. With a log link targets are amounts of at least 0, the center is
+    0, and `offsets` are log exposures.
     """
+    _progress.say("unit of the target")
+    key, own_key = _keys.split(key)
     low, high, unit = -_BEYOND, _BEYOND, Unit(0.0, 1.0, 0.0)
     if is_amount := loss.has_log_link:
         targets = np.maximum(np.nan_to_num(targets, nan=0.0), 0.0)
@@ -77,7 +83,7 @@ def in_unit(
             with np.errstate(over="ignore"):  # a warning would tell of a record
                 rates = targets / np.exp(offsets)
         scales = release_scales(
-            key,
+            own_key,
             rates[:, None],
             noise=Noise(noise_multiplier).part(share),
             weights=weights,
@@ -86,9 +92,9 @@ def in_unit(
         unit = Unit(float(scales.centers[0]), float(scales.scales[0]), share)
     targets = np.clip(targets, low, high)
     if is_amount:
-        return np.minimum(targets / unit.scale, loss.target_range[1]), unit
+        return np.minimum(targets / unit.scale, loss.target_range[1]), unit, key
     known = np.nan_to_num((targets - unit.center) / unit.scale, nan=0.0)
-    return np.clip(known, -_LARGEST, _LARGEST), unit
+    return np.clip(known, -_LARGEST, _LARGEST), unit, key
 
 
 def targets_of(
@@ -105,12 +111,8 @@ def targets_of(
 class Regressor(RegressorMixin, _linear.LinearEstimator):
     """Predicts numbers; a subclass defines the loss."""
 
-    epsilon: float = 1.0
-    delta: float | None = None
     feature_ranges: Any = None
     target_range: tuple[float, float] | None = None
-    max_weight: float | None = None
-    random_state: int | str | None = None
     max_exposure = None  # for subclasses without exposures
 
     def _loss(self) -> LinearLoss:
@@ -150,11 +152,9 @@ class Regressor(RegressorMixin, _linear.LinearEstimator):
             offsets = np.log(np.where(shares > 0, shares, 1.0))
             self._largest = float(self.max_exposure or 1.0)
         total, privacy = one_gaussian(epsilon, delta, len(features))
-        _progress.say("unit of the target")
+        known = loss, targets, weights, offsets
+        targets, unit, key = in_unit(self, *known, key=key, noise_multiplier=total)
         # The model gets the share of the budget that the unit of the target leaves.
-        key, target_key = _keys.split(key)
-        release: Any = {"key": target_key, "noise_multiplier": total}
-        targets, unit = in_unit(self, loss, targets, weights, offsets, **release)
         self._fit_scores(
             loss,
             features,
@@ -243,7 +243,7 @@ class DPHuberRegressor(_linear.WithIntervals, Regressor):
         threshold: the size of a residual from which the loss is linear, in units of
             the released scale of the residuals.
 
-    Everything else, privacy included, is as for `DPLinearRegression`.
+    Everything else, privacy and source included, is as for `DPLinearRegression`.
 
     Example:
         >>> import numpy as np
@@ -254,9 +254,6 @@ class DPHuberRegressor(_linear.WithIntervals, Regressor):
         >>> model = DPHuberRegressor(random_state=0).fit(X, y)  # doctest: +SKIP
         >>> print(model.coef_.round(-1), round(model.intercept_, -1))  # doctest: +SKIP
         [50.] 2000.0
-
-    Reference:
-        As for `dpjax.solvers.dp_linear_model`.
     """
 
     threshold: float = 1.345
@@ -294,16 +291,7 @@ class DPMeanRegressor(RegressorMixin, _linear.PrivateEstimator):
         As for `dpjax.solvers.dp_mean`.
     """
 
-    epsilon: float = 1.0
-    delta: float | None = None
     target_range: tuple[float, float] | None = None
-    max_weight: float | None = None
-    random_state: int | str | None = None
-
-    def __sklearn_tags__(self):
-        tags = super().__sklearn_tags__()
-        tags.input_tags.allow_nan = True
-        return tags
 
     @_progress.shown("reading the records")
     def fit(self, X, y, sample_weight=None):
@@ -311,10 +299,8 @@ class DPMeanRegressor(RegressorMixin, _linear.PrivateEstimator):
         features, epsilon, delta, key = _tables.checked(self, X)
         targets, weights = targets_of(self, y, sample_weight, features)
         total, privacy = one_gaussian(epsilon, delta, len(features))
-        _progress.say("unit of the target")
-        key, target_key = _keys.split(key)
-        release: Any = {"key": target_key, "noise_multiplier": total}
-        targets, unit = in_unit(self, losses.squared, targets, weights, **release)
+        known = losses.squared, targets, weights
+        targets, unit, key = in_unit(self, *known, key=key, noise_multiplier=total)
         _progress.say("mean of the target")
         limit, bounded = 1.0, targets.astype(np.float32)
         # A public range has bounded the targets already.
@@ -332,8 +318,8 @@ class DPMeanRegressor(RegressorMixin, _linear.PrivateEstimator):
         numbers = BESIDE_WEIGHT * shares * np.clip(bounded, -1.0, 1.0)
         samples = np.stack([numbers, shares], axis=1)
         multiplier = ROUNDED_UP * total / math.sqrt(1 - unit.share)
-        noisy = privatize(WEIGHTED, noise_multiplier=multiplier, key=key)
-        number, share = np.asarray(noisy.update(samples, noisy.init(samples))[0])
+        noisy = noisy_mean(WEIGHTED, samples, multiplier, key)
+        number, share = np.asarray(noisy)
         noise = multiplier * float(WEIGHTED.sensitivity(len(samples), 2).l2)
         released = {"mean_weight": np.clip(share, 0.0, 1.0), "constant": 0.0}
         released |= {"noise_multiplier": multiplier, "shares": {"mean": 1.0}}
@@ -372,21 +358,16 @@ class WithExposure(Regressor):
     def fit(self, X, y, sample_weight=None, exposure=None):
         """Fits the model and spends the budget, as `DPLinearRegression.fit` does.
 
-        Args:
-            X: shape (n, d), numbers in any units.
-            y: shape (n,), numbers in any unit.
-            sample_weight: shape (n,), the weights of the records, or None.
-            exposure: shape (n,), such as the years that a policy was in force; means
-                are proportional to it. It is clipped to `max_exposure`. A record with
-                an exposure that is zero, negative or NaN has no weight. None: all
-                exposures are one.
+        Means are proportional to `exposure`, shape (n,), such as the years that a
+        policy was in force. It is clipped to `max_exposure`. A record with an exposure
+        that is zero, negative or NaN has no weight. None: all exposures are one.
         """
         return self._fit(X, y, sample_weight, exposure)
 
-    def _means(self, logarithms: np.ndarray, unit: Unit, exposure: Any) -> np.ndarray:
+    def _means(self, logarithms: np.ndarray, exposure: Any) -> np.ndarray:
         """Returns means (n,) in the target's unit, from log means and exposures."""
         # For `predict`. `logarithms` are for the largest exposure; no `exposure` is 1.
-        low, high = log_means(self._loss(), unit.scale)
+        low, high = log_means(self._loss(), self.target_scale_)
         means = np.exp(np.clip(logarithms, low, high))
         if exposure is None:
             return means / (self._largest or 1.0)
@@ -396,9 +377,7 @@ class WithExposure(Regressor):
 
 
 class LogLinkRegressor(WithExposure):
-    """Fits means exp(coef·x + intercept); a subclass defines the loss and its name."""
-
-    _loss_name: ClassVar[str]
+    """Fits means exp(coef·x + intercept); a subclass defines the loss."""
 
     def __sklearn_tags__(self):
         tags = super().__sklearn_tags__()
@@ -410,7 +389,6 @@ class LogLinkRegressor(WithExposure):
         return "factor", ["Coefficients are of the logarithm of the mean."]
 
     def _set_unit(self, unit: Unit) -> None:
-        self._unit = unit
         # Coefficients were fitted for the largest exposure.
         self.intercept_ = float(self.intercept_) + math.log(unit.scale)
         self.intercept_ -= math.log(self._largest or 1.0)
@@ -423,7 +401,7 @@ class LogLinkRegressor(WithExposure):
         NaN count as zero.
         """
         logarithms = self._linear(X) + math.log(self._largest or 1.0)
-        return self._means(logarithms, self._unit, exposure)
+        return self._means(logarithms, exposure)
 
 
 @_linear.parameters
@@ -465,8 +443,6 @@ class DPPoissonRegressor(_linear.WithIntervals, LogLinkRegressor):
         As for `dpjax.losses.poisson` and `dpjax.solvers.dp_linear_model`.
     """
 
-    _loss_name = "poisson"
-
     def _loss(self) -> LinearLoss:
         return losses.log_link(1.0)
 
@@ -491,8 +467,6 @@ class DPGammaRegressor(_linear.WithIntervals, LogLinkRegressor):
     Reference:
         As for `dpjax.losses.gamma` and `dpjax.solvers.dp_linear_model`.
     """
-
-    _loss_name = "gamma"
 
     def _loss(self) -> LinearLoss:
         return losses.log_link(2.0)
@@ -524,7 +498,6 @@ class DPTweedieRegressor(LogLinkRegressor):
         As for `dpjax.losses.tweedie` and `dpjax.solvers.dp_linear_model`.
     """
 
-    _loss_name = "tweedie"
     power: float = 1.5
 
     def _loss(self) -> LinearLoss:

@@ -9,12 +9,13 @@ from sklearn.base import is_classifier
 from sklearn.pipeline import Pipeline
 from sklearn.utils.validation import check_consistent_length
 
-from dpjax import _validate, accounting, losses
+from dpjax import _validate, losses
 from dpjax.accounting import PrivacyGuarantee
-from dpjax.sklearn._additive import DPAdditiveRegressor
+from dpjax.losses._log_link import LogLink
 from dpjax.sklearn._labels import indices
-from dpjax.sklearn._regressors import LogLinkRegressor, log_means
+from dpjax.sklearn._regressors import WithExposure, log_means
 from dpjax.sklearn._tables import as_column, as_numbers, key_of, shares_of
+from dpjax.solvers.statistics._noisy_mean import one_gaussian
 from dpjax.tables import _progress, default_delta
 from dpjax.tables.models._scores import PrivateScores, private_scores
 
@@ -93,10 +94,11 @@ def score_privately(
     delta = default_delta(len(targets)) if delta is None else delta
     _validate.probability(delta=delta)
     key = key_of(random_state)
+    own_scale = getattr(_last(model), "target_scale_", None)
     if is_classifier(model):
         unit, (loss, name, known, predict) = None, _of_classes(model, baseline, targets)
     else:
-        unit = _scale_of(model) if scale is None else scale
+        unit = own_scale if scale is None else scale
         rule = "given in the units of y, because this model has no scale of its own"
         _validate.require(unit is not None, "scale", scale, rule)
         _validate.positive(scale=unit)
@@ -105,8 +107,8 @@ def score_privately(
             known = as_numbers("y", y, targets) / unit
         loss, name = _loss_of(model)
         predict = partial(_in_units, loss=loss, unit=unit, exposure=exposure)
-    releases = accounting.Sampling(num_steps=2)
-    multiplier = accounting.noise_multiplier(epsilon, delta, releases)
+    budget = epsilon, delta, len(targets)
+    multiplier, privacy = one_gaussian(*budget, num_releases=2)
     _progress.say("predictions")
     predictions = predict(model, X)
     beside = None if baseline is None else predict(baseline, X)
@@ -116,7 +118,7 @@ def score_privately(
         offsets = np.log(np.maximum(shares, _LEAST_MEAN))
         beside = offsets if beside is None else beside
     if unit is not None and loss.has_log_link:
-        low, high = log_means(loss, (_scale_of(model) or unit) / unit)
+        low, high = log_means(loss, (own_scale or unit) / unit)
         rates = predictions - offsets
         is_end = (rates <= low + _ROUNDED) | (rates >= high - _ROUNDED)
     _progress.say("scores")
@@ -131,10 +133,7 @@ def score_privately(
         noise_multiplier=multiplier,
         is_end=is_end,
     )
-    event = accounting.gaussian_event(multiplier, releases)
-    return scores, PrivacyGuarantee.of(
-        epsilon, delta, dp_event=event, num_samples=len(targets)
-    )
+    return scores, privacy
 
 
 def _of_classes(
@@ -160,12 +159,12 @@ def _of_classes(
 
 
 def _loss_of(model: Any) -> tuple[losses.LinearLoss, str]:
+    """Returns the loss by which an estimator's means are scored, and its name."""
     last = _last(model)
-    if isinstance(last, LogLinkRegressor):
-        return last._loss(), last._loss_name
-    if isinstance(last, DPAdditiveRegressor) and last._loss().has_log_link:
-        return last._loss(), last.loss
-    return losses.squared, "squared"
+    loss = last._loss() if isinstance(last, WithExposure) else losses.squared
+    if not isinstance(loss, LogLink):
+        return losses.squared, "squared"
+    return loss, {1.0: "poisson", 2.0: "gamma"}.get(loss.power, "tweedie")
 
 
 def _shares(exposure: Any, model: Any, baseline: Any, y: np.ndarray) -> np.ndarray:
@@ -197,10 +196,6 @@ def _log_odds(model: Any, X: Any) -> np.ndarray:
     with np.errstate(divide="ignore"):
         odds = np.log(share) - np.log1p(-share)
     return np.clip(odds, -_MOST_LOG_ODDS, _MOST_LOG_ODDS)
-
-
-def _scale_of(model: Any) -> float | None:
-    return getattr(_last(model), "target_scale_", None)
 
 
 def _last(model: Any) -> Any:

@@ -1,5 +1,6 @@
 """Arguments of `fit` and `predict` as arrays; no value of a cell raises an error."""
 
+import contextlib
 import secrets
 import warnings
 from collections.abc import Mapping
@@ -280,12 +281,10 @@ def key_of(random_state: Any) -> Key:
 def interval(name: str, value: Any) -> tuple[float, float]:
     """Returns the public range in option `name` as floats (low, high), or raises."""
     rule = "a pair (low, high) of finite numbers, low below high"
-    is_pair = isinstance(value, tuple | list | np.ndarray) and len(value) == 2
-    _validate.require(is_pair, name, value, rule)
-    try:
-        low, high = map(float, value)
-    except (TypeError, ValueError):
-        raise ValueError(f"{name} must be {rule}, got {value!r}.") from None
+    low = high = np.nan
+    if isinstance(value, tuple | list | np.ndarray) and len(value) == 2:
+        with contextlib.suppress(TypeError, ValueError):
+            low, high = map(float, value)
     _validate.require(-np.inf < low < high < np.inf, name, value, rule)
     return low, high
 

@@ -59,19 +59,20 @@ WEIGHTED = SetClipping(2 / math.sqrt(3), 1.0)
 
 
 def one_gaussian(
-    epsilon: float, delta: float, num_samples: int, unit: str = "record"
+    epsilon: float, delta: float, num_samples: int, unit: str = "record", num_releases=1
 ) -> tuple[float, PrivacyGuarantee]:  # multiplier, guarantee
     """Returns the multiplier and guarantee of Gaussian releases that share a budget.
 
     The multiplier, stddev / sensitivity, is that of one release with all of it. With
     share s it is total / sqrt(s); shares add up to 1. `unit` names what is protected.
+    With `num_releases` it is that of each of so many equal releases.
     """
-    multiplier = noise_multiplier(epsilon, delta, Sampling(num_steps=1))
-    event = gaussian_event(multiplier)
-    privacy = PrivacyGuarantee.of(
+    releases = Sampling(num_steps=num_releases)
+    multiplier = noise_multiplier(epsilon, delta, releases)
+    event = gaussian_event(multiplier, releases)
+    return multiplier, PrivacyGuarantee.of(
         epsilon, delta, dp_event=event, num_samples=num_samples, unit=unit
     )
-    return multiplier, privacy
 
 
 def noisy_mean(

@@ -12,12 +12,7 @@ import numpy as np
 
 from dpjax import _validate, losses
 from dpjax._types import ArrayLike, Key, PyTree
-from dpjax.accounting import (
-    PrivacyGuarantee,
-    Sampling,
-    gaussian_event,
-    noise_multiplier,
-)
+from dpjax.accounting import PrivacyGuarantee, Sampling, noise_multiplier
 from dpjax.datasets import Dataset
 from dpjax.losses import LinearLoss
 from dpjax.losses._residual_losses import named
@@ -30,6 +25,7 @@ from dpjax.solvers import (
     dp_linear_model,
 )
 from dpjax.solvers.additive._curves import knots_of
+from dpjax.solvers.statistics._noisy_mean import one_gaussian
 from dpjax.tables.cli._release import RunFolder
 from dpjax.tables.cli._settings import FOR_AMOUNTS, LossName, Settings
 from dpjax.tables.cli._terminal import OnStep
@@ -40,6 +36,15 @@ _TWEEDIE = 1.5  # the default, halfway between counts (1) and amounts (2)
 # Solvers take no infinite epsilon. At this one, the noise is below every other error,
 # even in releases with a thousandth of the budget.
 NO_PRIVACY = 1e12
+# The loss functions by the names that --loss takes.
+_LOSSES: dict[LossName, LinearLoss] = {
+    "logistic": losses.logistic,
+    "squared": losses.squared,
+    "huber": named("huber"),  # its threshold is released
+    "poisson": losses.log_link(1.0),
+    "gamma": losses.log_link(2.0),
+    "tweedie": losses.log_link(_TWEEDIE),
+}
 
 
 class Budget(NamedTuple):
@@ -63,25 +68,12 @@ class Plan:
         """The loss function, for targets in units of their scale."""
         if self.power is not None:
             return losses.log_link(self.power)
-        return _losses()[self.loss]
+        return _LOSSES[self.loss]
 
     @property
     def method(self) -> str:
         """The name of the private model."""
         return f"DP {'additive' if self.arguments.get('smooth') else 'linear'} model"
-
-
-@functools.cache
-def _losses() -> dict[LossName, LinearLoss]:
-    """Returns the loss functions by the names that --loss takes."""
-    return {
-        "logistic": losses.logistic,
-        "squared": losses.squared,
-        "huber": named("huber"),  # its threshold is released
-        "poisson": losses.log_link(1.0),
-        "gamma": losses.log_link(2.0),
-        "tweedie": losses.log_link(_TWEEDIE),
-    }
 
 
 def make_plan(settings: Settings, data: Dataset, budget: Budget) -> Plan:
@@ -164,11 +156,9 @@ def rows_of(data: Dataset) -> tuple[np.ndarray | None, ...]:
 
 def training_privacy(plan: Plan, data: Dataset) -> PrivacyGuarantee:
     """Returns the guarantee of `train_private` before it runs, from shapes alone."""
-
-    def as_shape(x: np.ndarray) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(x.shape, jnp.float32)
-
-    rows = jax.tree.map(as_shape, rows_of(data))
+    rows = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, jnp.float32), rows_of(data)
+    )
     run = functools.partial(fit, plan, key=jax.random.key(0))
     return jax.eval_shape(run, rows).privacy
 
@@ -291,11 +281,7 @@ def evaluation_privacy(
     `num_samples` are held out; `unit` is the difference between neighbors, in words.
     """
     budget = training.epsilon, training.delta
-    releases = Sampling(num_steps=2)
-    event = gaussian_event(noise_multiplier(*budget, releases), releases)
-    return PrivacyGuarantee.of(
-        *budget, dp_event=event, num_samples=num_samples, unit=unit
-    )
+    return one_gaussian(*budget, num_samples, unit, num_releases=2)[1]
 
 
 def evaluate(

@@ -19,6 +19,7 @@ from dpjax.accounting import PrivacyGuarantee
 from dpjax.accounting._guarantee import group_budget
 from dpjax.accounting._sample import sample_budget, sample_privacy
 from dpjax.datasets import Dataset
+from dpjax.solvers.statistics._noisy_mean import one_gaussian
 from dpjax.tables import default_delta
 from dpjax.tables.cli import _ledger
 from dpjax.tables.cli._fit import (
@@ -33,7 +34,6 @@ from dpjax.tables.cli._release import Release
 from dpjax.tables.cli._settings import DescribeSettings, ReleaseOptions, Settings
 from dpjax.tables.cli._sources import Table, blank_data
 from dpjax.tables.cli._units import privacy_of_units
-from dpjax.tables.describe._release import guarantee
 from dpjax.tables.io._tables import column_names
 
 
@@ -137,7 +137,7 @@ def plan_training(settings: Settings, source: Table | Dataset) -> Run:
 def plan_description(settings: DescribeSettings, table: Table) -> Run:
     """Prices a description of a file that was read."""
     asked, own, budget = _budgets(settings, table)
-    privacy = guarantee(table.num_samples * table.places_per_unit, *budget)
+    _, privacy = one_gaussian(*budget, table.num_samples * table.places_per_unit)
     parts = {"description": privacy_of_units(privacy, table.units)}
     return Run(settings, table.without_cells(), asked, own, budget, parts)
 

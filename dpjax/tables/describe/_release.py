@@ -16,16 +16,11 @@ import numpy as np
 
 from dpjax import _keys, _validate
 from dpjax._types import Key
-from dpjax.accounting import (
-    PrivacyGuarantee,
-    Sampling,
-    gaussian_event,
-    noise_multiplier,
-    noise_multiplier_to_epsilon,
-)
+from dpjax.accounting import Sampling, noise_multiplier_to_epsilon
 from dpjax.accounting._sample import sample_budget, sample_privacy
 from dpjax.batching._fixed_size import uniform_subset
 from dpjax.solvers import dp_group_means, dp_histogram
+from dpjax.solvers.statistics._noisy_mean import one_gaussian
 from dpjax.solvers.statistics._quantile import EDGES_SHARE, private_edges
 from dpjax.tables import _progress, default_delta
 from dpjax.tables.columns._kinds import Categorical, Numeric
@@ -177,7 +172,7 @@ def release(
     grouped = everyone
     if by is not None:
         grouped = everyone.divided(kinds[by], columns[by])
-    multiplier = noise_multiplier(epsilon, delta, Sampling(num_steps=1))
+    multiplier, privacy = one_gaussian(epsilon, delta, size)
     budget = Budget(multiplier, delta)
     weight_of = {
         name: _OF_CATEGORIES if kind.categories else _OF_NUMBERS
@@ -215,15 +210,9 @@ def release(
         by,
         level,
         shares,
-        guarantee(size, epsilon, delta),
+        privacy,
         size if size < num_samples else None,
     )
-
-
-def guarantee(num_samples: int, epsilon: float, delta: float) -> PrivacyGuarantee:
-    """Returns the guarantee of a description."""
-    event = gaussian_event(noise_multiplier(epsilon, delta, Sampling(num_steps=1)))
-    return PrivacyGuarantee.of(epsilon, delta, dp_event=event, num_samples=num_samples)
 
 
 def check(schema: Mapping[str, Kind], by: str | None) -> None:

@@ -221,11 +221,7 @@ def _of_numbers(
     scale: float,  # of the target, public
     is_end: np.ndarray | None,  # (n,), which means are at an end of the model's range
 ) -> PrivateScores:
-    """Releases the accuracy of predicted numbers: quantiles, then means of errors.
-
-    The first release, quantiles of absolute errors, gives the bounds to which the means
-    of the second are clipped.
-    """
+    """Releases the accuracy of predicted numbers: quantiles, then means of errors."""
     kind, unit, factor = "loss", f"target in units of {scale:g}", 1.0
     # With a log link the deviance, twice the loss above its least, is the usual score.
     if isinstance(loss, LogLink):
