@@ -16,9 +16,7 @@ norm, so that squares of entries are of the order of one. A sample with a norm o
 units or more counts as zero, as NaN does, because its squares overflow, or nearly so.
 Heavy tails never reach that, since units are at least 1e-12.
 
-A square that underflows loses up to 2^-126, and the other factor of an outer product
-may multiply this loss. So the sum of squares of p entries is raised by p·2^-126 before
-sums are multiplied: no norm is too small (`docs/privacy/proofs/sums.md`, 1.5).
+Squares that underflow make no norm too small: `docs/privacy/proofs/sums.md`, 1.5.
 """
 
 import abc

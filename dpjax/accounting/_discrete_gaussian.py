@@ -13,11 +13,8 @@ and T adaptive releases of l2 sensitivity D in d coordinates are rho-zCDP with
 `docs/privacy/proofs/mechanisms.md`, 2.8.
 
 Another bound compares the sum with a continuous Gaussian that is rounded to integers,
-and so is exactly as private as `gaussian_epsilon` says. Its probability of n is the
-density at n times the mean over |u| < 1/2 of exp(-(2 n u + u^2) / (2 sigma^2)), which
-is at least exp(-1 / (8 sigma^2)) and at most cosh(n / (2 sigma^2)) <= exp(n^2 /
-(8 sigma^4)). So where no noise exceeds z sigma, the error of the log probability of all
-outcomes is at most
+and so is exactly as private as `gaussian_epsilon` says. Where no noise exceeds z sigma,
+the error of the log probability of all outcomes is at most
 
     eta = T d (tau/2 + 5 exp(-2 pi^2 sigma^2) + z^2 / (8 sigma^2)),    z >= 1.     (3)
 

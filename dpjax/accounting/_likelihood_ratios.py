@@ -10,11 +10,8 @@ the divergence of
 
 in both directions: `docs/privacy/proofs/composition.md`, 3.8. The same holds after
 r < c steps, where the likelihood ratio under Q is (1 - r/c) + (Y_1 + .. + Y_r) / c, and
-Y_i is the ratio of step i. Epochs, and other Gaussian releases, compose adaptively.
-
-If the record is replaced, let Q be the run in which it enters no step, and in which
-the noise of each other release is around the midpoint of its two values. Then P and Q,
-and Q and P', are pairs as above, with half of the sensitivity under replacement. Hence
+Y_i is the ratio of step i. Epochs, and other Gaussian releases, compose adaptively. If
+the record is replaced, P' is the other law, Q a run without it, and
 
     P(S) <= e^e1 Q(S) + d1 <= e^(e1 + e2) P'(S) + e^e1 d2 + d1.                    (2)
 
@@ -27,17 +24,11 @@ replaced, by P* and its mirror image. The same pair dominates a cycle of steps i
 each record may enter only its own (`batching.CyclicPoisson`). Steps compose adaptively:
 `docs/privacy/proofs/composition.md`, 3.7.
 
-Numbers. A law is above another law if it is larger in convex order. If a law above the
-law of the likelihood ratio under Q replaces it, all divergences increase. Every
-rounding here does this: mass at a point, or in a cell of the line, goes to the two
-neighboring points of a grid, in proportions that preserve the mean. Mass below the grid
-goes to zero and to the lowest point, mass above it to the highest point and to
-infinity, which has a probability under P alone. So the laws of means of 1, 2, 4, ..
-terms are discrete, are bounds in both directions, and have errors of second order in
-the spacing. Their float64 operations are sums of positive terms, with relative errors
-below 1e-11. Feldman and Shenfeld (2025, "Privacy amplification by random allocation";
-2026, "Efficient privacy loss accounting for subsampling and random allocation") have
-the pair (1), and compute the law by rounding all losses to one side.
+Numbers. Every rounding replaces the law of the likelihood ratio under Q by a law that
+is larger in convex order, which increases all divergences (3.8): mass goes to the two
+neighboring points of a grid, in proportions that preserve the mean. So the laws of
+means of 1, 2, 4, .. terms are discrete, and bounds in both directions. Feldman and
+Shenfeld (2025, 2026) have the pair (1), and round all losses to one side.
 """
 
 import dataclasses

@@ -14,10 +14,7 @@ replace-one and in any dimension,
     delta(epsilon) <= delta_G(epsilon - j, 2L/sigma) + 2 delta_G(epsilon - j, L/sigma)
         where phi' <= 0 everywhere, as for the logistic loss.                       (3)
 
-The proof, `docs/privacy/proofs/solvers.md`, 4.1: the determinants' ratio is at most
-e^j; the difference of the two eta of one outcome depends on eta, but stays in a fixed
-parallelogram of sides 2L, and the log ratio is convex in it: so the delta is at most
-the sum of the deltas at the four vertices.
+Proof: `docs/privacy/proofs/solvers.md`, 4.1.
 """
 
 import math

@@ -10,11 +10,10 @@ sqrt(A) / lambda of the minimizer for the population, in mean square, for
 
     A(C) = G^2 / m + b(C)^2 + (16/3) d (kappa C / m)^2.                             (2)
 
-The first term is for the sampling of records. The second is the bias of clipping,
-b(C) = s G^k / C^(k-1) with s = (k-1)^(k-1) k^-k. The third is for the noise of T steps
-with stddev 2 C kappa sqrt(T) / m: with the step sizes
-2 / (lambda (t + 1) + 2 (lambda + beta)) the last iterate keeps 4 / (3 lambda^2 T) times
-its variance. The clip norm C minimizes (2). The excess risk is at most
+The terms are for the sampling of records, the bias of clipping, with
+b(C) = (k-1)^(k-1) k^-k G^k / C^(k-1), and the noise of T steps with stddev
+2 C kappa sqrt(T) / m, of which the last iterate keeps 4 / (3 lambda^2 T) times the
+variance. The clip norm C minimizes (2). The excess risk is at most
 
     lambda_1 R^2 / 2 + sum_i lambda_(i+1) A_i / (2 lambda_i^2) + G sqrt(A_I) / lambda_I.
 
