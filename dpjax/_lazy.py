@@ -1,7 +1,8 @@
-"""Names that are imported when first read (PEP 562), because JAX takes a second."""
+"""Imports at first use: of names (PEP 562), because JAX takes a second; of extras."""
 
+import contextlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from typing import Any
 
@@ -33,3 +34,19 @@ def lazily(
         return value
 
     return find, lambda: sorted({*vars(sys.modules[package]), *sources})
+
+
+@contextlib.contextmanager
+def extra(name: str, user: str) -> Iterator[None]:
+    """Adds how to install an optional extra to the error of an import in the block.
+
+    Example:
+        >>> with extra("audit", "one_run needs jax_privacy"):
+        ...     import no_such_module
+        Traceback (most recent call last):
+        ImportError: one_run needs jax_privacy: pip install "dpjax[audit]"
+    """
+    try:
+        yield
+    except ImportError as why:
+        raise ImportError(f'{user}: pip install "dpjax[{name}]"') from why

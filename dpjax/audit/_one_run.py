@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import _validate
+from dpjax import _lazy, _validate
 from dpjax._types import Key, PyTree
 from dpjax.audit._releases import as_pair
 
@@ -97,11 +97,8 @@ def one_run(
         Theorem 5.2; their coin chooses between a record and no record, here between two
         records, under REPLACE_ONE. jax_privacy's auditor computes the bound.
     """
-    try:
+    with _lazy.extra("audit", "one_run needs jax_privacy"):
         from jax_privacy import auditing
-    except ImportError as why:
-        command = 'pip install "dpjax[audit]"'
-        raise ImportError(f"one_run needs jax_privacy: {command}.") from why
     _validate.typed_key(key)
     _validate.delta(delta)
     _validate.probability(confidence=confidence)

@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.linalg
 
-from dpjax import _validate
+from dpjax import _lazy, _validate
 from dpjax._types import PyTree
 
 # This exceeds the rounding of a float64 sum of T squares, and of its root.
@@ -349,16 +349,13 @@ def _check_bands(num_steps: int, num_bands: int) -> None:
 @contextlib.contextmanager
 def _settings_of_jax_privacy():
     """Sets JAX as jax_privacy needs it, in a `with`, and hints how to install it."""
-    try:
-        with (
-            jax.numpy_dtype_promotion("standard"),
-            jax.numpy_rank_promotion("allow"),
-            jax.debug_key_reuse(False),
-        ):
-            yield
-    except ImportError as why:
-        command = 'pip install "dpjax[correlated]"'
-        raise ImportError(f"optimal strategies need jax_privacy: {command}") from why
+    with (
+        _lazy.extra("correlated", "optimal strategies need jax_privacy"),
+        jax.numpy_dtype_promotion("standard"),
+        jax.numpy_rank_promotion("allow"),
+        jax.debug_key_reuse(False),
+    ):
+        yield
 
 
 @dataclasses.dataclass(frozen=True)

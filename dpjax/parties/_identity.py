@@ -7,7 +7,7 @@ messages cannot replace it.
 import hashlib
 from collections.abc import Sequence
 
-from dpjax import _validate
+from dpjax import _lazy, _validate
 
 _KEY_BYTES, _SIGNATURE_BYTES = 32, 64
 SIGNED_BYTES = 2 * _KEY_BYTES + _SIGNATURE_BYTES
@@ -68,11 +68,8 @@ def check_fingerprints(fingerprints: Sequence[str], num_parties: int) -> None:
 
 def _signing_key(identity: bytes):
     """Returns the Ed25519 key that signs, from 32 secret bytes; no error shows them."""
-    try:
+    with _lazy.extra("parties", "secure sums need cryptography"):
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-    except ImportError as error:
-        command = 'pip install "dpjax[parties]"'
-        raise ImportError(f"Secure sums need cryptography: {command}.") from error
     if not isinstance(identity, bytes) or len(identity) != _KEY_BYTES:
         # The message leaves out the value, which is secret.
         raise ValueError("identity must be 32 bytes, from secrets.token_bytes(32).")

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dpjax._lazy import extra
 from dpjax.tables.io._untrusted import harmless, printable
 
 _NUMBER = re.compile(r"-?\d|-?inf\b|hidden by noise|$")
@@ -120,11 +121,8 @@ def image_of(figure: Any, form: str = "svg") -> bytes:
 
 def figures() -> Any:
     """Returns matplotlib's `Figure`, or raises `ImportError` with advice."""
-    try:
+    with extra("experiments", "plots need matplotlib"):
         from matplotlib.figure import Figure
-    except ImportError as error:
-        message = 'plots need matplotlib: pip install "dpjax[experiments]"'
-        raise ImportError(message) from error
     return Figure
 
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
-from dpjax import _sharding, _validate
+from dpjax import _lazy, _sharding, _validate
 from dpjax._tree import narrowed
 from dpjax._types import PyTree
 from dpjax.batching._batching import BatchState
@@ -194,11 +194,8 @@ class Parquet:
 
 
 def _parquet() -> Any:
-    try:
+    with _lazy.extra("loading", "Parquet needs pyarrow"):
         import pyarrow.parquet
-    except ImportError as why:
-        message = 'Parquet needs pyarrow: pip install "dpjax[loading]"'
-        raise ImportError(message) from why
     return pyarrow.parquet
 
 
@@ -326,10 +323,8 @@ def batches(
         (8,) False
         (8,) False
     """
-    try:
+    with _lazy.extra("loading", "batches need Grain"):
         import grain
-    except ImportError as why:
-        raise ImportError('batches need Grain: pip install "dpjax[loading]"') from why
     is_state = isinstance(state, BatchState)
     _validate.require(is_state, "state", state, "the state that batching.init returns")
     num_records, num_shares = len(source), _num_shares(sharding)

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from dpjax import _validate
+from dpjax import _lazy, _validate
 from dpjax.tables.io import _csv
 from dpjax.tables.io._texts import PLAIN, TextFormat, Texts
 
@@ -278,11 +278,8 @@ def _read_parquet(
 
 def _parquet(path: Path) -> Any:
     # pyarrow reads texts that are not UTF-8, at which polars would raise an error.
-    try:
+    with _lazy.extra("experiments", "Parquet needs pyarrow"):
         from pyarrow.parquet import ParquetFile
-    except ImportError as why:
-        message = 'Parquet needs pyarrow: pip install "dpjax[experiments]"'
-        raise ImportError(message) from why
     return ParquetFile(path)
 
 

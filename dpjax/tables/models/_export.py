@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from dpjax import _validate
+from dpjax import _lazy, _validate
 from dpjax._rounding import claim
 from dpjax.tables.columns._kinds import Categorical, Numeric
 from dpjax.tables.io._texts import number_of
@@ -379,11 +379,8 @@ def onnx_file(parts: Parts) -> bytes:
     Its inputs are the columns (n,), of float64 or text, and its float64 output (n,) has
     the predictions of `Model.predict`.
     """
-    try:
+    with _lazy.extra("export", "an export to ONNX needs onnx"):
         from onnx import TensorProto, checker, helper
-    except ImportError as error:
-        message = 'an export to ONNX needs onnx: pip install "dpjax[export]"'
-        raise ImportError(message) from error
     _validate.require(len(parts.columns) > 0, "columns", [], "one or more, for ONNX")
     output = "prediction"
     # Names of nodes begin with the output's name. No input's name may begin with it.
