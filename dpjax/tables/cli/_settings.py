@@ -4,10 +4,11 @@ Nothing here imports JAX, so that help and errors about options appear at once.
 """
 
 import contextlib
+import dataclasses
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from dpjax import _validate
 from dpjax.datasets._dataset import PUBLIC_SETS
@@ -82,6 +83,9 @@ class TextOptions(Options):
         "The mark between groups of three digits: one of . , ' or ' '."
     )
     currency: str | None = of_data("A currency before or after numbers: EUR, or $.")
+    percent: bool = of_data(
+        "Numbers may have a percent sign after them: 12 % is 0.12.", default=False
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -95,16 +99,10 @@ class TextOptions(Options):
             # `read_schema` checks the rest of the file.
             with contextlib.suppress(OSError, ValueError):
                 is_quoted = toml_content(schema).get("quoted") is True
-        return TextFormat(
-            quoted=is_quoted,
-            skip_lines=self.skip_lines or 0,
-            last_lines=self.last_lines or 0,
-            row_names=self.row_names,
-            encoding=self.encoding,
-            decimal=self.decimal or ".",
-            thousands=self.thousands,
-            currency=self.currency,
-        )
+        names = [field.name for field in dataclasses.fields(TextFormat)]
+        given: Any = {name: getattr(self, name) for name in names}
+        given = {name: x for name, x in given.items() if x is not None}
+        return TextFormat(**given | {"quoted": is_quoted})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,7 +184,7 @@ class Settings(ReleaseOptions):
 
     source: str = argument(
         "DATA",
-        f"One of {', '.join(PUBLIC_SETS)}, or a CSV, Parquet or NPZ file, "
+        f"One of {', '.join(PUBLIC_SETS)}, or a CSV, Excel, Parquet or NPZ file, "
         "or a folder of such.",
     )
     strict: bool = of_data(

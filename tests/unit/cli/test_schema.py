@@ -63,7 +63,7 @@ def test_a_proposal_is_a_schema(read, link, kind):
 def test_a_proposal_without_a_target_lists_every_column():
     text = schema_text({name: guess_name(name) for name in ODD_NAMES}, target=None)
     assert list(tomllib.loads(text)["columns"]) == [*filter(None, ODD_NAMES)]
-    assert '# [columns.""] is left out: it is an index without a name.' in text
+    assert '# [columns.""] is left out: it has no name in the file.' in text
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_a_proposal_without_a_target_lists_every_column():
         ("region Vehicle-Type smoker", Guess(categories=())),
         ("start_date", Guess(left_out="holds times or dates")),
         ("OpTime", Guess()),
-        ("Unnamed:0 __index_level_0__", Guess(left_out="is an index without a name")),
+        ("Unnamed:0 __index_level_0__", Guess(left_out="has no name in the file")),
     ],
 )
 def test_names_tell_kinds(names, guess):
