@@ -38,14 +38,7 @@ def lazily(
 
 @contextlib.contextmanager
 def extra(name: str, user: str) -> Iterator[None]:
-    """Adds how to install an optional extra to the error of an import in the block.
-
-    Example:
-        >>> with extra("audit", "one_run needs jax_privacy"):
-        ...     import no_such_module
-        Traceback (most recent call last):
-        ImportError: one_run needs jax_privacy: pip install "dpjax[audit]"
-    """
+    """Adds how to install an optional extra to the error of an import in the block."""
     try:
         yield
     except ImportError as why:

@@ -104,7 +104,7 @@ def check(settings: CheckSettings) -> None:
     )
     for text in about_lines:
         console.print(text, soft_wrap=True)
-    kinds, target = _schema.declared_columns(
+    kinds, target, _ = _schema.declared_columns(
         path, schema=settings.schema, target=settings.target, text_format=text_format
     )
     columns = read_columns(path, [*kinds], text_format=text_format)
@@ -405,14 +405,14 @@ def _look(texts: Mapping[str, int]) -> str:
 
     `texts` has the number of cells with each text. "": in no way that is known.
     """
+    texts = dict(Counter(texts).most_common(1_000))  # enough to see a format
     odd = [text for text in texts if np.isnan(number_of(text))]
     negative = [text for text in odd if _NEGATIVE.fullmatch(text)]
     looks = {f"write -{_NO_DIGITS.sub('', x).strip()}": negative for x in negative[:1]}
     # Of options that read as many cells, the first are advised.
     signs = Counter(sign for text in odd for sign in _CURRENCY.findall(text))
     currencies = [None, *(sign for sign, _ in signs.most_common(1))]
-    percents = [False, True] if any("%" in text for text in odd) else [False]
-    for marks, currency, percent in product(_FORMATS, currencies, percents):
+    for marks, currency, percent in product(_FORMATS, currencies, [False, True]):
         text_format = TextFormat(**_FORMATS[marks], currency=currency, percent=percent)
         numbers = Texts.of(odd, text_format).numbers
         sign = f"--currency {shlex.quote(currency)}" if currency else ""

@@ -36,6 +36,7 @@ FOR_NUMBERS = [name for name in get_args(LossName) if name != "logistic"]
 FOR_AMOUNTS: tuple[LossName, ...] = ("poisson", "gamma", "tweedie")
 AMOUNTS = "poisson, gamma or tweedie"
 _LARGEST_EPSILON = 1e4
+_TARGET = "The column to predict, if the schema's [target] has no column."
 _RECORDS_PER_UNIT = 4  # the default; it must not depend on the records
 
 
@@ -134,9 +135,7 @@ class ReleaseOptions(TextOptions):
         "TOML file that declares what is public about each column; without it the "
         "command prints a template."
     )
-    target: str | None = of_data(
-        "The column to predict, if the schema's [target] has no column."
-    )
+    target: str | None = of_data(_TARGET)
     unit: str | None = of_data(
         "The column that names the owner of a record, such as a person: neighbors "
         "then differ in all records of one owner, under the same name. Which names "
@@ -367,9 +366,7 @@ class CheckSettings(TextOptions):
 
     source: str = argument("DATA", "A file, as dpjax train takes it.")
     schema: Path = of_data("The TOML file that declares its columns.", default=REQUIRED)
-    target: str | None = of_data(
-        "The column to predict, if the schema's [target] has no column."
-    )
+    target: str | None = of_data(_TARGET)
 
 
 @dataclass(frozen=True, kw_only=True)

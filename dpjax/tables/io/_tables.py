@@ -137,22 +137,19 @@ def read_chunks(
         _, read = _READERS[_suffix(file)]
         with _readable(file):
             before = file.stat()
-        chunks = read(file, names, text_format)
-        while True:
-            with _readable(file):
-                columns = next(chunks, None)
-            if columns is None:
-                break
-            shapes = {name: column.shape for name, column in columns.items()}
-            shape, *differing = {*shapes.values()}
-            rule = f"made of columns of one shape (n,), in {file.name}"
-            _validate.require(not differing and len(shape) == 1, "DATA", shapes, rule)
-            for name, column in columns.items():
-                rule = f"made of text or numbers, in column {name!r} of {file.name}"
-                is_fine = isinstance(column, Texts) or column.dtype.kind in "biuf"
-                _validate.require(is_fine, "DATA", str(column.dtype), rule)
-            yield columns
-        with _readable(file):
+            for columns in read(file, names, text_format):
+                shapes = {name: column.shape for name, column in columns.items()}
+                shape, *differing = {*shapes.values()}
+                if differing or len(shape) != 1:
+                    raise ValueError(f"its columns are not of one shape (n,): {shapes}")
+                for name, column in columns.items():
+                    if (
+                        not isinstance(column, Texts)
+                        and column.dtype.kind not in "biuf"
+                    ):
+                        kind = f"column {name!r} holds {column.dtype}"
+                        raise ValueError(f"{kind}, not text or numbers")
+                yield columns
             now = file.stat()
             if (before.st_mtime_ns, before.st_size) != (now.st_mtime_ns, now.st_size):
                 raise ValueError("the file was written to while it was read; try again")
