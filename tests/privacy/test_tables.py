@@ -275,6 +275,14 @@ def test_cells_that_excel_cannot_show_stop_nothing(tmp_path, monkeypatch):
     columns = read_columns(path, ["x", "y"])
     assert columns["y"].tolist() == ["7", "8"]
     assert np.isnan(columns["x"].numbers).all()
+    # Only a file that no program has written has a text for a number.
+    with zipfile.ZipFile(path) as book, zipfile.ZipFile(tmp_path / "odd", "w") as odd:
+        for name in book.namelist():
+            odd.writestr(name, book.read(name).replace(b"<v>7</v>", b"<v>SECRET</v>"))
+    (tmp_path / "odd").rename(path)
+    with pytest.raises(ValueError, match="not written as Excel writes") as refusal:
+        read_columns(path, ["x"])
+    assert "SECRET" not in str(refusal.value)
     monkeypatch.setitem(sys.modules, "openpyxl", None)
     with pytest.raises(ImportError, match=r'openpyxl: pip install "dpjax\[excel\]"'):
         column_names(path)

@@ -23,7 +23,7 @@ import gzip
 import re
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -247,30 +247,28 @@ def _rows(path: Path, decimal: str) -> Iterator[Any]:
 
     with extra("excel", "an Excel file needs openpyxl"):
         from openpyxl import load_workbook
-    with contextlib.closing(
-        load_workbook(path, read_only=True, data_only=True)
-    ) as book:
-        sheet = book.worksheets[0]
+    book = _guarded(lambda: load_workbook(path, read_only=True, data_only=True))
+    with contextlib.closing(book):
+        sheet = _guarded(lambda: book.worksheets[0])
         sheet.reset_dimensions()  # those that the file states may be wrong
         rows, lines = sheet.iter_rows(values_only=True), []
-        while block := _next_rows(rows):
+        while block := _guarded(lambda: [*islice(rows, _ROWS)]):
             texts = ("\t".join(_written(x, decimal) for x in row) for row in block)
             lines += [text.rstrip("\t") for text in texts]
-            count = max(
-                (i for i, text in enumerate(lines, 1) if text.strip()), default=0
-            )
-            if count:
-                yield pl.Series(lines[:count], dtype=pl.String)
-            lines = lines[count:]
+            filled = [i for i, text in enumerate(lines, 1) if text.strip()]
+            if filled:
+                yield pl.Series(lines[: filled[-1]], dtype=pl.String)
+                lines = lines[filled[-1] :]
 
 
-def _next_rows(rows: Iterator[Any]) -> list[Any]:
-    """Returns the next rows of a sheet; no warning or error shows a cell."""
+def _guarded(read: Callable[[], Any]) -> Any:
+    """Returns the result of a reader of Excel files; nothing that it says is shown."""
+    # A warning or an error may have a cell in it.
     try:
         with warnings.catch_warnings(action="ignore"):
-            return [*islice(rows, _ROWS)]
-    except ValueError:
-        raise ValueError("one of its cells is not as Excel writes it") from None
+            return read()
+    except Exception:
+        raise ValueError("it is not written as Excel writes files") from None
 
 
 def _written(cell: Any, decimal: str) -> str:
