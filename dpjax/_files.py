@@ -31,14 +31,14 @@ def check_file(option: str, path: Path, *, suffix: str = "") -> None:
 def check_spared(
     option: str, outputs: Iterable[Path], inputs: Mapping[str, Path]
 ) -> None:
-    """Raises `ValueError` if an output is an input or directly in one, in any spelling.
+    """Raises `ValueError` if an output is an input, or is directly in an input folder.
 
-    Else a command would overwrite what it reads. `option` names the outputs in the
-    error, the keys of `inputs` name the inputs.
+    Otherwise a command would overwrite what it reads. `option` names the outputs in the
+    error, the keys of `inputs` name the inputs. Paths may be spelled differently.
     """
     for output in outputs:
         for name, path in inputs.items():
-            rule = f"another file than {name} {path}, which is read"
+            rule = f"another file than {name} {path}, which is read, and not in it"
             is_fine = _place(path) not in (_place(output), _place(output.parent))
             _validate.require(is_fine, option, str(output), rule)
 
@@ -70,7 +70,7 @@ def is_within(inner: Path, outer: Path) -> bool:
 
 
 def _place(path: Path) -> tuple[Any, ...]:
-    """Returns (device, inode, *parts not on disk), equal for spellings of one path."""
+    """Returns (device, inode, *parts not on disk): equal if two paths name one file."""
     path = Path(os.path.realpath(path))
     existing = next(place for place in (path, *path.parents) if place.exists())
     status = existing.stat()
@@ -156,8 +156,8 @@ def write_together(
 
     `contents` maps names to bytes. When all files are on disk under temporary names,
     `before` is called, such as to delete a key that must not outlive the release. Then
-    files are renamed in this order. If `before` raises, the folder is unchanged. An
-    `OSError` names the option, `name`.
+    files are renamed in this order. If `before` raises, the folder is unchanged. `name`
+    is the option that gave the folder, for the message of an `OSError`.
 
     Example:
         >>> import tempfile

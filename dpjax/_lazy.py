@@ -1,8 +1,7 @@
-"""Imports at first use: of names (PEP 562), because JAX takes a second; of extras."""
+"""Names and packages that are imported when first used, because JAX takes a second."""
 
-import contextlib
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
@@ -36,10 +35,9 @@ def lazily(
     return find, lambda: sorted({*vars(sys.modules[package]), *sources})
 
 
-@contextlib.contextmanager
-def extra(name: str, user: str) -> Iterator[None]:
-    """Adds how to install an optional extra to the error of an import in the block."""
+def optional(name: str, need: str, extra: str) -> Any:
+    """Returns an optional module, or raises `ImportError` with advice to install it."""
     try:
-        yield
+        return import_module(name)
     except ImportError as why:
-        raise ImportError(f'{user}: pip install "dpjax[{name}]"') from why
+        raise ImportError(f'{need}: pip install "dpjax[{extra}]"') from why

@@ -37,13 +37,13 @@ def row_axes(rows: PyTree, axis_name: AxisName | None) -> tuple[str, ...]:
     """
     axes_of_leaves = sorted({_leading_axes(x) for x in jax.tree.leaves(rows)} - {()})
     if axis_name is None:
-        rule = f"given, as arrays are sharded over different axes, {axes_of_leaves}"
+        rule = f"given, as arrays are sharded over different axes: {axes_of_leaves}"
         _validate.require(len(axes_of_leaves) <= 1, "axis_name", axis_name, rule)
         return axes_of_leaves[0] if axes_of_leaves else ()
     axes = (axis_name,) if isinstance(axis_name, str) else axis_name
     is_fine = isinstance(axes, tuple) and (len(axes) > 0 or not axes_of_leaves)
     is_fine = is_fine and all(isinstance(axis, str) and axis for axis in axes)
-    rule = "a mesh axis, or a tuple of different ones; () only if rows are not sharded"
+    rule = "a mesh axis, or a tuple of different axes; () only if rows are not sharded"
     is_fine = is_fine and len(axes) == len(set(axes))
     _validate.require(is_fine, "axis_name", axis_name, rule)
     return axes
@@ -208,9 +208,9 @@ def check_key_varies_as(value: PyTree, key: jax.Array) -> None:
     for leaf in jax.tree.leaves(value):
         axes = varying_axes(leaf)
         rule = (
-            f"one that varies over the mesh axes {sorted(axes)}, as the value does; "
-            "or, for rows that are sharded over mesh axes, give these as axis_name, "
-            "and one key for all devices"
+            f"one that varies over the mesh axes {sorted(axes)}, as the value does: "
+            "fold_in the axis index, or share one key. For rows that are sharded over "
+            "mesh axes, give these as axis_name, and one key for all devices"
         )
         _validate.require(axes == of_key, "key", shown, rule)
 
@@ -224,8 +224,8 @@ def check_key_of_rows(key: jax.Array, rows: PyTree) -> None:
     given = [x for x in jax.tree.leaves(rows) if isinstance(x, jax.Array)]
     axes = manual_axes_of(given)
     rule = (
-        f"one for each device where rows may be sharded over the mesh axes {axes}; or "
-        "give these as axis_name, () if every device has all rows, and call solvers "
+        f"another one on each device, as rows may be sharded over mesh axes {axes}; or "
+        "give axis_name: these axes, or () if every device has all rows. Call solvers "
         "outside of jax.shard_map (check_vma=False and jax.pmap hide what is sharded)"
     )
     is_fine = set(axes) <= varying_axes(key)
@@ -266,7 +266,7 @@ def _sharding_of(x: Any) -> Any:
 
 def _are_manual(axes: tuple[str, ...]) -> bool:
     inside = [axis in jax.sharding.get_abstract_mesh().manual_axes for axis in axes]
-    rule = "mesh axes of which jax.shard_map has made all Manual, or none"
+    rule = "mesh axes that are all Manual, inside jax.shard_map, or none of them"
     _validate.require(all(inside) or not any(inside), "axis_name", axes, rule)
     return bool(axes) and all(inside)
 
@@ -277,7 +277,7 @@ def _is_unchecked(axes: tuple[str, ...]) -> bool:
 
 
 def _mesh_of(axes: tuple[str, ...], tree: PyTree) -> Mesh | AbstractMesh:
-    """Returns the mesh with `axes`, for `shard_map`: of the context or the arrays."""
+    """Returns a mesh with `axes`, for `shard_map`: of `jax.set_mesh`, or of arrays."""
     meshes = [jax.sharding.get_abstract_mesh()]
     shardings = map(_sharding_of, jax.tree.leaves(tree))
     meshes += [sharding.mesh for sharding in shardings if sharding is not None]
@@ -302,8 +302,8 @@ def _check_other_axes(
     }
     unnamed = sorted(used & set(mesh.axis_names) - set(axes))
     rule = (
-        "all Explicit mesh axes over which arrays are sharded; make the mesh with "
-        f"{unnamed} of jax.sharding.AxisType.Auto"
+        "all Explicit mesh axes over which arrays are sharded: in the mesh, make the "
+        f"axes {unnamed} jax.sharding.AxisType.Auto"
     )
     _validate.require(not unnamed, "axis_name", axes, rule)
 
@@ -336,7 +336,7 @@ def is_first_process(devices: Devices) -> bool:
 
 
 def rows_of_all(row: np.ndarray, devices: Devices) -> np.ndarray:
-    """Returns the rows (m,) of all processes, stacked: (processes, m).
+    """Returns the vectors (m,) of all processes, (processes, m), to compare them.
 
     All processes of `devices` must call it; () stands for this process only.
     """
@@ -372,7 +372,7 @@ def digests(values: Mapping[str, PyTree], devices: Devices) -> dict[str, str]:
     for name, own in zip(by_name, rows[:, :, 0].transpose(1, 0, 2), strict=True):
         differ = (own != own[0]).any(axis=1)
         unlike = [i for i, x in zip(processes_of(devices), differ, strict=True) if x]
-        given = f"others in processes {unlike} than in the first"
+        given = f"another value in processes {unlike} than in the first process"
         _validate.require(not unlike, name, given, "the same in all processes")
     return {
         name: _digest([own, *(part[i, 1].tobytes() for part in rows)]).hex()

@@ -81,7 +81,7 @@ class Store(NamedTuple):
         self._of_all(0)
 
     def check(self) -> None:
-        """Raises `ValueError` if the last state has other digests than this run."""
+        """Raises `ValueError` if the saved state is of a run with other arguments."""
         if self._is_first:
             self._remove(".part")  # a process may have been killed while it wrote
         step = self.step
@@ -92,7 +92,7 @@ class Store(NamedTuple):
             return
         saved, _ = self._read(step)
         different = [name for name in self.run if self.run[name] != saved.get(name)]
-        rule = f"new or of this run (another {', another '.join(different)} was saved)"
+        rule = f"new or of this run (it is of another {', another '.join(different)})"
         self._require(not different, rule)
 
     def _read(self, step: int | None) -> tuple[dict[str, str], Arrays]:
@@ -101,8 +101,8 @@ class Store(NamedTuple):
         # Any folder may have a number as its name, but only a state has this file.
         if not path.parent.joinpath("0.npz").exists():
             raise ValueError(
-                f"{self.option} must be a new folder, or one of a run's states alone, "
-                f"got one that has {str(path.parent)!r}, which is not a state."
+                f"{self.option} must be a new folder, or one with only a run's states, "
+                f"got one with {str(path.parent)!r}, which is no state. Choose another."
             )
         # If fewer processes saved it, this one has no file; the first has the digests.
         return unpacked(path if path.exists() else path.with_name("0.npz"))
@@ -144,7 +144,7 @@ def opened(
 ) -> Iterator[Store]:
     """Opens a folder of states of this run, and yields a `Store` to save and read them.
 
-    `run` has digests of the run's arguments; `Store` explains the others. This raises
+    `run` has digests of the run's arguments; `Store` explains the rest. This raises
     `ValueError` for a folder of another run, for one that holds other files, and for
     one that another process has open: two runs that both find an empty folder would
     both draw from the same key. The lock ends with the block or the process.

@@ -20,14 +20,14 @@ from dpjax._types import PyTree, Scalar
 
 
 def register(*data_fields: str) -> Callable:
-    """Registers a frozen dataclass as a pytree; its other fields are static.
+    """Makes a frozen dataclass a pytree: data_fields are its leaves, the rest static.
 
     Unlike `jax.tree_util.register_dataclass` it rebuilds without the constructor's
-    checks: a gradient with respect to an estimator has its type, and any sign.
+    checks: a gradient by an estimator is an estimator, but its fields may be negative.
     """
 
     def decorate(cls):
-        """Registers a class, to be rebuilt without its constructor, and returns it."""
+        """Returns the class, now a pytree that is rebuilt without its constructor."""
         fields = [field.name for field in dataclasses.fields(cls)]
         meta_fields = [name for name in fields if name not in data_fields]
 
@@ -96,22 +96,32 @@ def narrowed(array: np.ndarray, *, copy: bool | None = None) -> np.ndarray:
         return np.asanyarray(array, dtype, copy=copy)  # keeps a masked array masked
 
 
+def real_pair(features: Any, targets: Any, name: str) -> tuple[Any, Any]:
+    """Returns real arrays, features (n, d) and targets (n,), not empty, or raises."""
+    pair = _validate.numbers(features, "features"), _validate.numbers(targets, name)
+    for of, x, ndim in zip(("features", name), pair, (2, 1), strict=True):
+        is_array = hasattr(x, "dtype")
+        kind = jax.ShapeDtypeStruct(x.shape, x.dtype) if is_array else type(x).__name__
+        is_fine = is_array and x.ndim == ndim and x.size > 0
+        rule = f"a real array of ndim {ndim} with at least one entry"
+        _validate.require(is_fine and not jnp.iscomplexobj(x), of, kind, rule)
+    x, y = pair
+    rule = f"of shape ({len(x)},), one number for each row of features"
+    _validate.require(len(x) == len(y), name, y.shape, rule)
+    return x, y
+
+
 def linear_data(features: Any, targets: Any) -> tuple[jax.Array, jax.Array]:
     """Returns checked features (n, d) and targets (n,) in one float dtype, for fits."""
-    named = ("features", features), ("targets", targets)
-    x, y = (
-        arrays(x.astype(np.float32) if x.dtype.kind in "iu" else x)
-        if isinstance(x, np.ndarray)
-        else jnp.asarray(x)
-        for x in (_validate.numbers(values, name) for name, values in named)
-    )
-    for name, array, ndim in (("features", x, 2), ("targets", y, 1)):
-        is_real = array.size > 0 and not jnp.iscomplexobj(array)
-        kind = jax.ShapeDtypeStruct(array.shape, array.dtype)
-        rule = f"a real array of ndim {ndim} with at least one entry"
-        _validate.require(is_real and array.ndim == ndim, name, kind, rule)
-    rule = f"of shape ({len(x)},), one number for each row of features"
-    _validate.require(len(x) == len(y), "targets", y.shape, rule)
+
+    def array(values: Any, name: str) -> jax.Array:
+        x = _validate.numbers(values, name)
+        if not isinstance(x, np.ndarray):
+            return jnp.asarray(x)
+        return arrays(x.astype(np.float32) if x.dtype.kind in "iu" else x)
+
+    pair = array(features, "features"), array(targets, "targets")
+    x, y = real_pair(*pair, "targets")
     dtype = jnp.float64 if jnp.float64 in (x.dtype, y.dtype) else jnp.float32
     return x.astype(dtype), y.astype(dtype)
 
@@ -186,7 +196,7 @@ def stack(arrays: list[jax.Array], axis: int) -> jax.Array:
 
 
 def split(x: jax.Array, sizes: list[int]) -> list[jax.Array]:
-    """Returns the parts of x along its first axis, in order, with `sizes` rows each."""
+    """Returns x in parts of `sizes` rows, like `jnp.split`, but quick to compile."""
     size = math.isqrt(len(sizes)) if len(sizes) > 64 else len(sizes)
     some = [sizes[i : i + size] for i in range(0, len(sizes), size)]
     parts = jnp.split(x, list(itertools.accumulate(map(sum, some)))[:-1])
@@ -201,8 +211,8 @@ def split(x: jax.Array, sizes: list[int]) -> list[jax.Array]:
 def by_row(function: Callable[..., PyTree], size: int) -> Callable[..., PyTree]:
     """Returns the function mapped over axis 0, of length `size`.
 
-    It is `jax.vmap` of the function, except for one row: under `jax.vmap`, conditions
-    become selections, and convolutions become grouped.
+    It is `jax.vmap` of the function, except for one row, because under the slower
+    `jax.vmap` conditions become selections, and convolutions become grouped.
     """
     if size > 1:
         return jax.vmap(function)
@@ -248,7 +258,7 @@ def clip(tree: PyTree, limit: Scalar) -> PyTree:
 def flatten(tree: PyTree, name: str) -> tuple[jax.Array, Callable[[jax.Array], PyTree]]:
     """Returns all leaves as one vector, and a function from such a vector to a tree.
 
-    The vector is float64 if a leaf is, else float32; `name` is the tree in errors.
+    The vector is float64 if a leaf is, else float32; errors call the tree `name`.
     """
     leaves = [jnp.asarray(leaf) for leaf in jax.tree.leaves(tree)]
     kinds = [f"{leaf.dtype}{list(leaf.shape)}" for leaf in leaves]

@@ -27,7 +27,7 @@ REPLACE_SPECIAL = NeighboringRelation.REPLACE_SPECIAL
 
 
 def check_divisor(normalize_by: Any, relation: NeighboringRelation) -> None:
-    """Checks the divisor of a mean, which ADD_OR_REMOVE_ONE needs, and the relation.
+    """Checks the divisor of a robust mean, and the relation of neighboring data sets.
 
     Raises:
         ValueError: If normalize_by is given and not positive, the relation is neither

@@ -133,7 +133,7 @@ def real(**trees: Any) -> None:
 
 
 def numbers(tree: Any, name: str, rule: str = "numbers") -> Any:
-    """Returns a tree with Series and the like as NumPy arrays; no error has a cell."""
+    """Makes leaves such as pandas Series NumPy arrays; errors show no values."""
     import jax
 
     def array(x: Any) -> Any:
@@ -142,7 +142,7 @@ def numbers(tree: Any, name: str, rule: str = "numbers") -> Any:
         x = np.asanyarray(x)
         if x.dtype == np.bool_ or jax.numpy.issubdtype(x.dtype, jax.numpy.number):
             return x
-        kind = x.dtype.type.__name__.rstrip("_")  # it has no length of texts
+        kind = x.dtype.type.__name__.rstrip("_")  # "str" for texts of any length
         raise ValueError(f"{name} must be {rule}, got {kind}{list(x.shape)}.")
 
     return jax.tree.map(array, tree)

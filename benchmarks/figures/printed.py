@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 import scipy.stats
+from dp_accounting import ZCDpEvent
 
 from dpjax import accounting, losses, solvers
 from dpjax._tree import clip, register
@@ -23,7 +24,7 @@ from dpjax.estimators import SmoothedTruncation, Winsorization
 from dpjax.mechanisms import exponential
 from dpjax.solvers import Execution, Solution
 from dpjax.solvers.papers._frank_wolfe import checked_num_steps, choose_vertices
-from dpjax.solvers.papers._hard_thresholding import Peeling, ShrunkenStep
+from dpjax.solvers.papers._hard_thresholding import ShrunkenStep
 from dpjax.solvers.papers._l1_regression import FixedPoint, chunk_scores, row_blocks
 from dpjax.solvers.training._calibration import Choices
 from dpjax.solvers.training._loop import Batches, iterate
@@ -132,12 +133,13 @@ def lasso(features, targets, *, key, epsilon, delta, radius=1.0, num_steps=None)
     return _by_exponential(*args, constraint=L1Ball(radius), **options)
 
 
-def _peeling(sparsity: int, share: float, epsilon: float, delta: float) -> Peeling:
-    """Returns Laplace noise of rho = share epsilon^2 / log(1/delta), at its cost."""
+def _peeling(data, sparsity, share, epsilon, delta):
+    """Returns rho = share epsilon^2 / log(1/delta) of Laplace noise, and its cost."""
     rho = share * epsilon**2 / math.log(1 / delta)
     pure = 3 * math.sqrt(2 * sparsity * rho / 5)
-    privacy = min(pure, accounting.rho_to_epsilon(rho, delta)), delta
-    return Peeling(sparsity, rho, "laplace", privacy)
+    epsilon = min(pure, accounting.rho_to_epsilon(rho, delta))
+    sizes = {"dp_event": ZCDpEvent(rho), "num_samples": len(jax.tree.leaves(data)[0])}
+    return rho, PrivacyGuarantee.of(epsilon, delta, **sizes)
 
 
 @register("threshold", "radius", "learning_rate", "rho", "key")
@@ -157,16 +159,15 @@ def sparse_regression(features, targets, *, key, epsilon, delta, sparsity) -> So
     """
     num_samples, num_features = features.shape
     num_steps = max(1, math.floor(math.log(num_samples)))
-    peeling = _peeling(sparsity, 5 / 24, epsilon, delta)
     start, data = jnp.zeros(num_features, features.dtype), (features, targets)
+    rho, privacy = _peeling(data, sparsity, 5 / 24, epsilon, delta)
     batches = Batches.of(data, num_steps, Disjoint(), Execution())
     threshold = (num_samples * epsilon / (sparsity * num_steps)) ** 0.25
     settings = {"radius": 1.0, "learning_rate": 0.5, "sparsity": sparsity}
-    settings |= {"rho": peeling.rho, "noise": peeling.noise, "threshold": threshold}
+    settings |= {"rho": rho, "noise": "laplace", "threshold": threshold}
     step = _PrintedStep(loss_fn=losses.squared, batches=batches, **settings)
     params, state = iterate(step, start, data, key=key, execution=Execution())
-    stats = peeling.stats(num_samples, num_steps, state.sensitivity)
-    return Solution(params, peeling.guarantee(num_samples), stats)
+    return Solution(params, privacy, step.stats(state.sensitivity))
 
 
 def hard_thresholding(
@@ -178,12 +179,11 @@ def hard_thresholding(
         # 004, Algorithm 4: b = 2 lambda sqrt(3 s L) / epsilon; and Algorithm 5, line 7:
         # lambda = 4 sqrt(2) k eta / m, where 2 M k eta / m holds.
         share = 5 / 24 / (3 * _excess(estimator)) ** 2
-    peeling = _peeling(sparsity, share, epsilon, delta)
-    options |= {"epsilon": 3 * math.sqrt(2 * sparsity * peeling.rho / 5), "delta": 0.0}
+    rho, privacy = _peeling(data, sparsity, share, epsilon, delta)
+    options |= {"epsilon": 3 * math.sqrt(2 * sparsity * rho / 5), "delta": 0.0}
     options |= {"sparsity": sparsity, "estimator": estimator}
     solve = solvers.dp_iterative_hard_thresholding
     solution = solve(loss_fn, params, data, **options)
-    privacy = peeling.guarantee(len(jax.tree.leaves(data)[0]))
     return dataclasses.replace(solution, privacy=privacy)
 
 

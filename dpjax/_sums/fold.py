@@ -9,9 +9,8 @@ may change by far more than the term. The fold bounds this change in two steps.
    Digits add exactly, in any order, for every microbatch size and number of devices.
    Adding remainders rounds by far less than the influence of one record.
 
-Each device folds its own shard of the rows, and a psum adds the digits. No block has
-rows of two devices, and all devices have equally many rows, hence blocks of one length
-and the same digits. So the bound for one replaced record does not depend on the number
+Each device folds its own shard, of equally many rows, in blocks of one length, and a
+psum adds the digits. So the bound for one replaced record does not depend on the number
 of devices; only the numbers of blocks and of rows per divisor are totals over devices.
 
 A block's sum adds K terms to every coordinate. It may be a product of matrices, with an
@@ -124,12 +123,12 @@ class Summands(NamedTuple):
 def fold_mean(
     summands: Summands, limit: Scalar | None, *, normalize_by: Scalar
 ) -> MeanAndAux:
-    """Returns the sum of a stream's bounded terms over `normalize_by`, and all aux.
+    """Returns the sum of all bounded samples, divided by normalize_by, and all aux.
 
-    The mean is an `Unrounded`, two floats for each coordinate, with leaves perhaps
-    stacked (`unstacked`). `summands` makes a term from each row; aux are further
-    outputs, such as losses, leaves (n, ...). On several devices the sum is over all,
-    and rows and aux are one device's. `limit` bounds each coordinate; None: no bound.
+    Estimators compute their means by it, as two floats for each coordinate, with leaves
+    perhaps stacked (`unstacked`). `summands` makes a bounded sample from each row; aux
+    are other outputs, such as losses, leaves (n, ...). On several devices the sum is
+    over all, and aux are of one. `limit` bounds each coordinate; None: no bound.
     """
     stream = summands.stream
     normalize_by = proven_divisor(stream.num_rows_in_all, normalize_by)
@@ -148,8 +147,9 @@ def group_means(
 ) -> tuple[PyTree, PyTree]:
     """Returns the rounded means of groups, leaves (G, ...), and the aux of all rows.
 
-    `MedianOfMeans` needs them. `sizes`, (G,), has the number of rows of each group, a
-    range of the rows of all devices. `fold_mean` explains the other arguments.
+    `MedianOfMeans` needs them. `sizes`, (G,), are the groups' numbers of rows, in the
+    order of the rows of all devices. `summands` makes a bounded sample from each row,
+    and aux, such as losses; `limit` bounds each coordinate.
     """
     stream = summands.stream
     axes = stream.axes
@@ -233,8 +233,8 @@ class Digits(NamedTuple):
         """Returns the `Digits` in which `num_sums` sums of bounded terms add exactly.
 
         A sum is split into digits: integers, which add without rounding, and a small
-        rest. The sums are on all devices together, each of at most `length` terms
-        within ±limit (None: unbounded, so not split), and divided by the number or
+        remainder. The sums, on all devices together, have at most `length` terms each,
+        within ±limit (None: unbounded, so not split), and are divided by the number or
         array `normalize_by`. `shape` has the shapes and dtypes of a sum.
         """
         if limit is None:
@@ -259,7 +259,7 @@ class Digits(NamedTuple):
     def add(self, total: tuple[PyTree, ...], sums: PyTree) -> tuple[PyTree, ...]:
         """Returns `total`, a tree for each digit, plus the digits of k sums, (k, ...).
 
-        Digits are parts of a float: integers, which add exactly, and a small rest.
+        Digits are parts of a float: integers, which add exactly, and a remainder.
         """
 
         def scaled(x):
@@ -272,12 +272,12 @@ class Digits(NamedTuple):
         return jax.tree.map(lambda old, x: old + x.sum(axis=0), total, digits)
 
     def mean(self, total: tuple[PyTree, ...]) -> Unrounded:
-        """Returns `total`, a tree for each digit, as a mean in two floats, to 2^-41."""
+        """Returns the mean, as two floats, from the sum of each digit (see `add`)."""
         if (unit := self.unit) is None:
             return Unrounded.of(total[0])
 
         def both(digits):
-            """Returns one leaf's mean from its digits, as a float and its remainder."""
+            """Returns a leaf's mean from its sums of digits, in two floats (a pair)."""
             digits = list(digits)
             # Carries make each lower digit less than the base, so that terms decrease
             # in size, as `exact_sum` requires. The carries are exact.
@@ -313,13 +313,13 @@ def _split_jvp(base, num_digits, primals, tangents):
 def digit_layout(num_sums: int, nmant: int) -> tuple[int, int, int]:
     """Returns (high_bits, base_bits, num_digits), by which `Digits` splits floats.
 
-    A first digit is at most 2^high_bits, others base/2 = 2^base_bits / 2. The digits of
-    `num_sums` numbers then add exactly, in any order, in floats of `nmant` stored bits;
-    but sums of last digits err by at most 2^-(nmant + 11) of the largest absolute value
-    that a number, which is a block's sum, may have.
+    A first digit is at most 2^high_bits, later digits base/2 = 2^base_bits / 2. The
+    digits of `num_sums` sums then add exactly, in any order, in floats of `nmant`
+    stored bits; but the last digits, which are no integers, add with an error of at
+    most 2^-(nmant + 11) of the largest absolute value that a sum may have.
     """
     bits = max(num_sums - 1, 0).bit_length()
-    rule = f"at most 2^{nmant - 1} blocks of rows (the sum of more would be inexact)"
+    rule = f"fewer: at most 2^{nmant - 1} blocks of rows, for sums that are exact"
     require(bits < nmant, "samples", f"{num_sums:,} blocks", rule)
     high, base = nmant - bits, nmant + 1 - bits
     if bits == 0:  # a single sum needs no addition
@@ -340,9 +340,9 @@ class Fold:
     """
 
     def __init__(self, summands: Summands, limit: Scalar | None):
-        """Traces one row of the stream, whose shapes and memory decide the `Layout`.
+        """Traces a row: shapes and memory decide how many rows are computed at once.
 
-        `limit` bounds each coordinate of a term that is summed; None: no bound.
+        `summands` bounds samples; `limit` bounds their coordinates; None: no bound.
         """
         self.stream, self.prepare, self.influence = summands
         self.limit = limit
@@ -406,15 +406,15 @@ class Fold:
         return jax.tree.map(lambda x: zeros(x, (num_rows, *x.shape[1:])), self.aux)
 
     def add(self, layout, digits, span, aux) -> tuple[tuple[PyTree, ...], PyTree]:
-        """Returns digits of the sum of some rows, and `aux` with these rows' part set.
+        """Returns the sum of the samples of some rows, as digits, and the filled aux.
 
         A span (start, stop) selects the rows `start` to `stop - 1`; None selects all.
         `layout` divides rows into blocks, and `digits` splits a block's sum into
-        integers that add exactly. aux are further outputs of all rows, leaves (n, ...).
+        integers that add exactly. aux, leaves (n, ...), are outputs such as losses.
         """
 
         def add_microbatch(first, i, carry):
-            """Returns the carry (sums of blocks, aux) after microbatch first + i."""
+            """Returns the blocks' sums and aux after adding microbatch first + i."""
             sums, aux = carry
             samples, aux = self._microbatch(layout, span, first + i, aux)
 
@@ -429,7 +429,7 @@ class Fold:
         # all blocks; now it recomputes them, a microbatch at a time.
         @jax.checkpoint
         def add_blocks(carry, index):
-            """Returns the carry (total of digits, aux) after `width` more blocks."""
+            """Returns (total of digits, aux) after adding the sums of more blocks."""
             total, aux = carry
             none = [
                 jnp.broadcast_to(x, (layout.width, *x.shape)) for x in self.row.zeros()
@@ -450,10 +450,10 @@ class Fold:
         return jax.lax.scan(add_blocks, carry, jnp.arange(layout.rounds))[0]
 
     def _microbatch(self, layout, span, number, aux):
-        """Returns the summands of one microbatch, and aux with its rows filled in.
+        """Returns a microbatch of bounded samples, to be summed, and the filled aux.
 
         `number` counts the microbatches, of `layout.size` rows, of the span (start,
-        stop), or of all rows for None. Summands of other rows and of padding are zero.
+        stop), or of all rows for None. Samples of other rows and of padding are zero.
         """
         num_rows = self.stream.num_rows
         start, size = number * layout.size, min(layout.size, num_rows)
@@ -478,11 +478,11 @@ class Fold:
 
 
 def block_length(normalize_by: Scalar = 0.0) -> int:
-    """Returns K, the number of bounded terms that are added as floats in one block.
+    """Returns K, the number of bounded samples that are added as floats in one block.
 
-    The rounding of a block adds K^2 2^-23 / sqrt(3) of one record's influence: 0.03
-    percent for K = 64, also for a traced or missing divisor, and 0.5 percent for the
-    longer blocks of divisors beyond 2^27: so few blocks that their digits add exactly.
+    Rounding then adds K^2 2^-23 / sqrt(3) of a record's contribution to a sensitivity:
+    0.03 percent for K = 64, also for a traced or missing divisor, and 0.5 percent for
+    divisors beyond 2^27, which need fewer, longer blocks, so that sums add exactly.
     """
     is_large = is_concrete(normalize_by) and float(normalize_by) > 2**27
     return 256 if is_large else 64

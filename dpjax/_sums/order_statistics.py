@@ -64,7 +64,7 @@ def order_statistics(
 
 @order_statistics.defjvp
 def _order_statistics_jvp(trim_count, axes, primals, tangents):
-    """Returns the order statistics and their tangents, from all devices' samples."""
+    """Returns the order statistics and their tangents, as JAX's forward mode asks."""
     (samples,), (tangent,) = primals, tangents
     statistics = order_statistics(samples, trim_count, axes)
     low, high = statistics.low[0], statistics.high[0]
@@ -82,67 +82,43 @@ def _order_statistics_jvp(trim_count, axes, primals, tangents):
     )
 
 
-def middle_sum(
-    samples: jax.Array, trim_count: int, axes: tuple[str, ...] = ()
-) -> jax.Array:
-    """Returns x_(m+1) + ... + x_(n-m) alone, shape (d,); see `order_statistics`."""
-    return _middle(samples, trim_count, axes)[2]
-
-
 @partial(jax.custom_jvp, nondiff_argnums=(1, 2))
-def _middle(samples, trim_count, axes):
+def middle(
+    samples: jax.Array, trim_count: int, axes: tuple[str, ...] = ()
+) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Returns x_(m+1), x_(n-m) and x_(m+1) + ... + x_(n-m) of each column, (d,) each.
 
     x_(1) <= ... <= x_(n) is a column of the samples (n, d), with rows sharded over the
     mesh axes `axes`, and m = trim_count. The sum divided by n - 2m is a trimmed mean;
-    the derivative of the sum needs its ends.
+    the derivative of the sum needs its ends. For samples see `order_statistics`.
     """
 
-    def middle(x):
+    def of_columns(x):
         keys = _finite(_key(x))
         last = x.shape[1] * num_shares(axes) - trim_count - 1
         low, high = _select(keys, (trim_count, last), axes)
         middle_sum = _middle_sum(keys, low, high, trim_count, axes)
         return _float(low), _float(high), middle_sum
 
-    return _by_columns(middle, samples)
+    return _by_columns(of_columns, samples)
 
 
-@_middle.defjvp
+@middle.defjvp
 def _middle_jvp(trim_count, axes, primals, tangents):
     (samples,), (tangent,) = primals, tangents
-    low, high, total = _middle(samples, trim_count, axes)
+    low, high, total = middle(samples, trim_count, axes)
     rates = _middle_rates(samples, tangent, low, high, trim_count, axes)
     return (low, high, total), rates
 
 
 def median(samples: jax.Array) -> jax.Array:
     """Returns the median of each column of samples, floats of shape (n, d)."""
-    low, high = _two_middle(samples)
+    low, high, _ = middle(samples, (len(samples) - 1) // 2)
     return low if len(samples) % 2 else 0.5 * low + 0.5 * high
 
 
-@jax.custom_jvp
-def _two_middle(samples):
-    def two_middle(x):
-        n = x.shape[1]
-        low, high = _select(_key(x), ((n - 1) // 2, n // 2), ())
-        return _float(low), _float(high)
-
-    return _by_columns(two_middle, samples)
-
-
-@_two_middle.defjvp
-def _two_middle_jvp(primals, tangents):
-    (samples,), (tangent,) = primals, tangents
-    low, high = _two_middle(samples)
-    keys = _key(samples)
-    rates = tuple(_rate(keys, _key(x), tangent, ()) for x in (low, high))
-    return (low, high), rates
-
-
 def _by_columns(function: Callable[[jax.Array], Any], samples: jax.Array) -> Any:
-    """Returns function(samples.T), leaves (d, ...), on CPU in blocks for its cache."""
+    """Returns function(samples.T) of samples (n, d), by blocks of columns on CPU."""
     # Counts along an axis that is contiguous in memory run at the memory's speed.
     columns = samples.T
     num_columns, num_samples = columns.shape
@@ -151,7 +127,7 @@ def _by_columns(function: Callable[[jax.Array], Any], samples: jax.Array) -> Any
         return function(columns)
 
     def by_blocks():
-        """Returns the results of all columns, a block that fits a cache at a time."""
+        """Returns the results of all columns, of as many at once as a cache holds."""
         # The last block may overlap the previous block.
         starts = np.minimum(np.arange(0, num_columns, size), num_columns - size)
         blocks = jax.lax.map(
@@ -208,7 +184,7 @@ def _flipped(bits):
 
 
 def _finite(keys):
-    """Returns keys, integers in the order of floats, clipped to ±1e30; NaN is 0."""
+    """Returns keys, integers in the order of floats, clipped to ±1e30's; NaN as 0's."""
     info = jnp.finfo(f"float{8 * keys.dtype.itemsize}")
     infinite, largest = (
         int(np.array(x, info.dtype).view(keys.dtype)) for x in (np.inf, LARGEST)
@@ -219,7 +195,7 @@ def _finite(keys):
 
 
 def _select(keys, ranks, axes):
-    """Returns two order statistics, by ranks from 0, of each row of keys, (d,) each."""
+    """Returns the entries of two ranks, from 0, in rows of keys (d, n): (d,) each."""
     info = jnp.iinfo(keys.dtype)
     bits = (1 << np.arange(info.bits, dtype=np.int64)[::-1]).astype(keys.dtype)
 
@@ -250,7 +226,7 @@ def _sums(terms, axes):
 
 
 def _gather_all(keys, is_chosen, size, fill, axes):
-    """Returns `_gather` for keys of all devices: each row's chosen keys, (d, size)."""
+    """Returns all devices' chosen keys of each row, then `fill`: (d, size), to sort."""
     chosen = _gather(keys, is_chosen, size, fill)
     if not axes:
         return chosen

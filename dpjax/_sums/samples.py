@@ -214,7 +214,7 @@ class Stacked:
 
     @classmethod
     def of(cls, tree: PyTree) -> "Stacked":
-        """Returns a `Stacked`: over `MANY` leaves of one shape become one array.
+        """Returns a `Stacked`, in which over 64 leaves of one shape are one array.
 
         XLA compiles thousands of small arrays slowly. Smaller groups stay as they are.
         """
@@ -233,7 +233,7 @@ class Stacked:
 
 
 def unstacked(tree: PyTree) -> PyTree:
-    """Returns a tree, such as a mean, with separate leaves in place of `Stacked`."""
+    """Returns a tree, such as a mean, with small arrays no longer stacked in one."""
 
     def each(node):
         if not isinstance(node, Stacked):
@@ -368,9 +368,9 @@ class Arrays(Values):
         return Arrays(self.values, weight)
 
     def add(self, total, influence, in_turn) -> jax.Array:
-        """Returns `total` plus all rows times weights, or `influence` of each row.
+        """Returns the sum `total` plus n samples times weights, or their influences.
 
-        One pass over a large total adds in_turn rows; None lets XLA decide.
+        `influence` bounds a sample. One pass adds in_turn samples; None: XLA decides.
         """
         (values,) = self.numbers
         num_rows = len(values)
@@ -465,7 +465,7 @@ def squared_norm_of_product(left: jax.Array, right: jax.Array) -> jax.Array:
 
 @jax.custom_jvp
 def sum_of_squares(x: jax.Array) -> jax.Array:
-    """Returns the squared norm of x, its sum of squares; infinity if it overflows."""
+    """Returns the squared l2 norm of x, to clip samples, or infinity on overflow."""
     # Without the barrier the compiler may square the two factors of x separately: for
     # 1e19 and 1e-19, the square 1e-38 of the second factor could be flushed to zero.
     x = jax.lax.optimization_barrier(x)
@@ -497,7 +497,7 @@ def _sum_of_squares_jvp(primals, tangents):
 
 
 def sum_in_levels(terms: jax.Array, flat: int = FLAT, row: int = ROW) -> jax.Array:
-    """Returns sums over the last axis, of `row` terms at a time if more than `flat`."""
+    """Returns sums over the last axis, more exact than `sum` if over `flat` terms."""
     # A flat float32 sum of d terms may have a relative error of d·2^-24, which is 6 for
     # d = 1e8. Each level of rows of 256 adds 256·2^-24 only; the barrier keeps the
     # compiler from merging the levels into one flat sum.

@@ -53,10 +53,10 @@ VIEWS = {
 MakeFactored = Callable[[PyTree], tuple[FactoredSamples, PyTree]]
 
 REFUSED = (
-    "a stream of samples takes no arithmetic, and passes no jit, scan or vmap, because "
-    "it holds the parameters and records from which samples are made. Make it inside "
-    "the compiled function, and hand it to an estimator, aggregate, or privatize in "
-    "the first place of a chain: scale their mean, and take the norm of that"
+    "a stream of samples takes no arithmetic, and cannot pass through jit, scan or "
+    "vmap, because it holds the parameters and records from which samples are made. "
+    "Make it inside the compiled function, and pass it to an estimator, to aggregate, "
+    "or to privatize, first in a chain: scale the mean that they return, not samples"
 )
 
 
@@ -94,7 +94,7 @@ class SampleStream(np.lib.mixins.NDArrayOperatorsMixin):
     def of(
         cls, samples: PyTree, is_padding_example: jax.Array | None = None
     ) -> "SampleStream":
-        """Returns arrays of samples, or a stream, as a stream with the mask.
+        """Returns samples, arrays (n, ...) or a stream, as a stream with the mask.
 
         A pytree with a stream as its only leaf counts as this stream, because some
         optimizers, such as `flax.nnx.Optimizer`, pass gradients in a container.
@@ -143,7 +143,7 @@ class SampleStream(np.lib.mixins.NDArrayOperatorsMixin):
     def reader(self) -> Callable[[Scalar, int], tuple[FactoredSamples, PyTree]]:
         """Returns read(start, size), which computes samples and aux of `size` rows.
 
-        The fold reads microbatches with it: rows `start` to `start + size - 1`; size is
+        A mean reads microbatches with it: rows `start` to `start + size - 1`; size is
         static. Aux are further outputs, such as losses. `make_factored` is traced once.
         """
 
@@ -182,7 +182,7 @@ class SampleStream(np.lib.mixins.NDArrayOperatorsMixin):
         return any(part.is_smaller for part in samples.parts)
 
     def read_all(self) -> tuple[PyTree, PyTree]:
-        """Returns all samples, leaves (n, ...), and all aux, for trimmed means."""
+        """Returns all samples, leaves (n, ...), and aux (losses), for trimmed means."""
 
         def of_row(row):
             some = self.make_samples(self.shared, jax.tree.map(lambda x: x[None], row))
@@ -265,10 +265,10 @@ class Layout(NamedTuple):
     def one_by_one(cls, num_rows, longest, sizes, microbatch_size):
         """Returns the layout for arrays on CPU: a microbatch has one row of each block.
 
-        Blocks have at most `longest` rows. About microbatch_size rows are computed at
-        once; None chooses by `sizes`, the numbers in a row and a sum (`Sizes`). Blocks
-        are summed side by side if the first cache, of 2^15 numbers, holds the sums; one
-        by one beyond 2^13 numbers, as XLA then fuses additions of four unrolled rows.
+        A block, of at most `longest` rows, has one float sum. A microbatch, of about
+        microbatch_size rows, is computed at once; None chooses by `sizes` (`Sizes`).
+        Blocks are summed side by side if a cache of 2^15 numbers holds the sums, and
+        one by one beyond 2^13 numbers, as XLA then fuses additions of four rows.
         """
         is_large = sizes.total > 2**13
         if microbatch_size is None:
@@ -284,10 +284,10 @@ class Layout(NamedTuple):
 
     @classmethod
     def cached(cls, num_rows, longest, sizes, microbatch_size, *, is_large):
-        """Returns the layout for factors on CPU: as many rows as the caches hold.
+        """Returns the layout for factored samples on CPU, with rows that caches hold.
 
-        Blocks have at most `longest` rows. About microbatch_size rows are computed at
-        once; None chooses by `sizes` (`Sizes`). is_large: a sum has large arrays.
+        Blocks of at most `longest` rows have a float sum each. About microbatch_size
+        rows are computed at once; None chooses by `sizes`. is_large: sums are large.
         """
         in_turn = IN_TURN if is_large else None
         if microbatch_size is None:
@@ -313,11 +313,11 @@ class Layout(NamedTuple):
 
     @classmethod
     def parallel(cls, num_rows, longest, sizes, microbatch_size, most_numbers=2**22):
-        """Returns a layout with equal microbatches of about microbatch_size rows.
+        """Returns the layout for GPU and TPU: equal microbatches, computed at once.
 
-        It is for GPU and TPU, where memory bounds microbatch_size. Blocks have at most
-        `longest` rows, added as floats. The sums of blocks side by side have at most
-        most_numbers numbers, unless a single sum has more.
+        Memory bounds microbatch_size, their number of rows. Blocks, of at most
+        `longest` rows, have one float sum each. The sums of blocks side by side have at
+        most most_numbers numbers, unless a single sum has more.
         """
         most = longest * max(most_numbers // sizes.total, 1)
         size = min(microbatch_size, num_rows, most)

@@ -45,11 +45,11 @@ class TableRows(Values):
         num_rows: int,
         build: Callable[[jax.Array], jax.Array],
     ) -> "TableRows":
-        """Returns n gradients of a table, with rows at the same place added up.
+        """Returns n gradients by a table, such as embeddings: a few rows of each.
 
         Row `values[i, j]`, (q,), has index `places[i, j]` in the table of gradient i;
-        rows outside of it become zero. Norms need unique places. `build` maps a table
-        (num_rows, q) to the parameter's shape.
+        rows of one index are added up, as norms need, and rows outside become zero.
+        `build` maps a table (num_rows, q) to the parameter's shape.
         """
         if places.dtype.itemsize < 4:  # 8 or 16 bits may not represent num_rows
             places = places.astype(jnp.int32)
@@ -60,10 +60,10 @@ class TableRows(Values):
 
         # For each row, goal is the index of the first row at the same place.
         def once(places, values):
-            """Returns a sample's rows of a table's gradient, each place once.
+            """Returns a gradient's rows of a table, with each index at most once.
 
-            Rows at the same place are added up in the first; the place of the rest
-            becomes `num_rows`, which is skipped. Norms need the added rows.
+            Rows of one index are added up in the first, as norms need; the index of
+            later rows becomes `num_rows`, which is skipped.
             """
             if size**2 <= num_rows:  # compares all pairs
                 is_same = places[:, None] == places[None]
@@ -112,9 +112,9 @@ def scatter_add(
 ) -> jax.Array:
     """Returns a table (N, q) plus rows (m, q) at indices `places`, if in the table.
 
-    A GPU adds in a different order in each run, so the sums of all blocks would round
-    anew, not only that of a replaced record, beyond the sensitivity. There, rows become
-    two digits, which add exactly in any order. At most `most` rows share a place.
+    A GPU adds in a different order in each run, so that all sums would round anew, not
+    only those with a replaced record, beyond the sensitivity. There, rows are split in
+    two digits, which add exactly in any order. At most `most` rows share an index.
     """
     in_any_order = partial(_scatter_digits, most)
     return jax.lax.platform_dependent(
@@ -128,9 +128,9 @@ def _scatter(table, places, rows):
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _scatter_digits(most, table, places, rows):
-    """Returns table plus rows at places, for `scatter_add` on a GPU, in any order.
+    """Returns table (N, q) plus rows (m, q) at `places`, on GPUs, alike in any order.
 
-    At most `most` = 2^b rows share a place: errors are 2^(2b - nmant - 24) max |row|.
+    At most `most` = 2^b rows share an index; errors are 2^(2b - nmant - 24) max |row|.
     """
     nmant = jnp.finfo(rows.dtype).nmant
     bits = max(most - 1, 0).bit_length()

@@ -27,6 +27,7 @@ rounded Gaussian). If the Gaussian is (epsilon, delta)-DP, then the sum of share
     (epsilon + 2 eta, b + e^eta (delta + e^epsilon b)).                            (4)
 """
 
+import bisect
 import math
 
 from dpjax import _validate
@@ -92,11 +93,8 @@ def discrete_gaussian_stddev(
     step = 1
     while not is_private(low + step):
         low, step = low + step, 2 * step
-    high = low + step
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if is_private(middle) else (middle, high)
-    return high
+    some = range(low + 1, low + step)
+    return low + 1 + bisect.bisect_left(some, True, key=is_private)
 
 
 def discrete_gaussian_epsilon(

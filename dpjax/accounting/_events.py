@@ -6,7 +6,7 @@ Accountants do not reject invalid events: they read a noise multiplier of -1 as 
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from numbers import Integral, Real
 from typing import Any
 
@@ -70,14 +70,16 @@ def leaves(event: dpa.DpEvent, count: int = 1) -> Iterator[tuple[dpa.DpEvent, in
         yield event, count
 
 
-def with_tuples(event: dpa.DpEvent) -> dpa.DpEvent:
-    """Returns the event with tuples in place of lists, so that it can be hashed."""
+def map_leaves(
+    function: Callable[[dpa.DpEvent], dpa.DpEvent], event: dpa.DpEvent
+) -> dpa.DpEvent:
+    """Returns the same composition of `function` of each part, hashable by tuples."""
     if isinstance(event, dpa.ComposedDpEvent):
-        parts: Any = tuple(map(with_tuples, event.events))
+        parts: Any = tuple(map_leaves(function, part) for part in event.events)
         return dpa.ComposedDpEvent(parts)
     if isinstance(event, dpa.SelfComposedDpEvent):
-        return dpa.SelfComposedDpEvent(with_tuples(event.event), event.count)
-    return event
+        return dpa.SelfComposedDpEvent(map_leaves(function, event.event), event.count)
+    return function(event)
 
 
 def samples_of(*events: dpa.DpEvent) -> Counter[str]:
@@ -108,10 +110,12 @@ def check_event(name: str, event: Any) -> None:
     ranges = _RANGES | ({"noise_parameter": (0.0, 1.0)} if is_response else {})
     for field, (low, high) in ranges.items():
         is_fine = _is_between(Real, getattr(event, field, low), low, high)
-        _validate.require(is_fine, name, event, f"of {field} in [{low:g}, {high:g}]")
+        _validate.require(
+            is_fine, name, event, f"one with {field} in [{low:g}, {high:g}]"
+        )
     for field in _COUNTS:
         is_fine = _is_between(Integral, getattr(event, field, 1), 1, math.inf)
-        _validate.require(is_fine, name, event, f"of {field} 1, 2, 3 or more")
+        _validate.require(is_fine, name, event, f"one with an integer {field} >= 1")
     if isinstance(event, dpa.SampledWithoutReplacementDpEvent):
         is_fine = event.sample_size <= event.source_dataset_size
         rule = "an event whose sample_size is at most its source_dataset_size"
@@ -136,7 +140,7 @@ def has_no_noise(event: dpa.DpEvent) -> bool:
 
 def pure_epsilon(event: dpa.DpEvent, relation: NeighboringRelation) -> float:
     """Returns the epsilon at delta = 0 of an uncomposed event, or inf if unknown."""
-    # These add up to a pure epsilon of the composition, which bounds its cost.
+    # Pure epsilons of parts add up to one of the composition, which bounds its cost.
     if isinstance(event, dpa.NoOpDpEvent):
         return 0.0
     if isinstance(event, BoundedRangeDpEvent):

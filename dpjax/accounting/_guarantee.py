@@ -3,15 +3,13 @@
 import dataclasses
 import math
 import sys
-from typing import Any
+from functools import partial
 
 import numpy as np
 from dp_accounting import (
-    ComposedDpEvent,
     DpEvent,
     GaussianDpEvent,
     NonPrivateDpEvent,
-    SelfComposedDpEvent,
     UnsupportedDpEvent,
     ZCDpEvent,
 )
@@ -25,7 +23,12 @@ from dpjax._types import (
     REPLACE_SPECIAL,
     NeighboringRelation,
 )
-from dpjax.accounting._events import SampleDpEvent, check_event, samples_of
+from dpjax.accounting._events import (
+    SampleDpEvent,
+    check_event,
+    map_leaves,
+    samples_of,
+)
 from dpjax.accounting._profiles import Profile, profile_of_release, readable
 
 _ROUNDED_UP = 1 + 1e-14  # exceeds the rounding error of Bayes' rule
@@ -274,7 +277,7 @@ class PrivacyGuarantee:
         return PrivacyGuarantee.of(
             epsilon,
             delta,
-            dp_event=_event(self.dp_event, group_size),
+            dp_event=map_leaves(partial(_event, group_size), self.dp_event),
             relation=self.relation,
             num_samples=num_groups,
             unit=f"group of up to {group_size} records" if unit is None else unit,
@@ -425,17 +428,12 @@ def _multiple(epsilon: float, group_size: int) -> float:
     return math.exp(exponent) * math.expm1(-group_size * epsilon) / math.expm1(-epsilon)
 
 
-def _event(event: DpEvent, group_size: int) -> DpEvent:
+def _event(group_size: int, event: DpEvent) -> DpEvent:
     """Returns the event of a release for neighbors that differ in several records."""
-    # `event` is for one record; parts unknown for several become `UnsupportedDpEvent`.
+    # `event`, not composed, is for one record; unknown ones become unsupported.
     if isinstance(event, GaussianDpEvent):
         return GaussianDpEvent(event.noise_multiplier / group_size)
     if isinstance(event, ZCDpEvent) and event.xi == 0:
         return type(event)(event.rho * group_size**2)  # or a BoundedRangeDpEvent
-    if isinstance(event, SelfComposedDpEvent):
-        return SelfComposedDpEvent(_event(event.event, group_size), event.count)
-    if isinstance(event, ComposedDpEvent):
-        parts: Any = tuple(_event(part, group_size) for part in event.events)
-        return ComposedDpEvent(parts)
     # The event of a `Sample` stays, so that a second release of it is still detected.
     return event if isinstance(event, SampleDpEvent) else UnsupportedDpEvent()

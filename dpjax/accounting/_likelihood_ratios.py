@@ -201,16 +201,22 @@ def run_losses(
         parts.append([x.self_compose(epochs) if epochs > 1 else x for x in epoch])
     if last:
         parts.append(losses_of(_epoch(last, num_bins, shift, spacing)))
-    if other_multiplier < math.inf:
-        other = from_gaussian_mechanism(
-            other_multiplier, value_discretization_interval=spacing
-        )
-        parts.append([other, other])
-    removed, added = (
+    directions = [
         functools.reduce(lambda one, other: one.compose(other), direction)
         for direction in zip(*parts, strict=True)
-    )
+    ]
+    removed, added = with_release(directions, other_multiplier, spacing)
     return removed, added
+
+
+def with_release(
+    losses: list[PrivacyLossDistribution], multiplier: float, interval: float
+) -> list[PrivacyLossDistribution]:
+    """Returns privacy losses with those of a Gaussian release (inf: none) composed."""
+    if multiplier == math.inf:
+        return losses
+    other = from_gaussian_mechanism(multiplier, value_discretization_interval=interval)
+    return [each.compose(other) for each in losses]
 
 
 def losses_of(law: Law) -> list[PrivacyLossDistribution]:
@@ -355,11 +361,7 @@ def group_epsilon(stddev: float, delta: float, run: Sampling) -> float:
     weights = np.add.reduceat(probs, np.append(0, terms[:-1] + 1))
     law = step_law(terms / stddev, weights, run.relation)
     directions = [x.self_compose(run.num_steps) for x in losses_of(law)]
-    if other_multiplier < math.inf:
-        other = from_gaussian_mechanism(
-            other_multiplier / group_size, value_discretization_interval=law.spacing
-        )
-        directions = [x.compose(other) for x in directions]
+    directions = with_release(directions, other_multiplier / group_size, law.spacing)
     delta *= 1 - _ROUNDOFF
     epsilons = [x.get_epsilon_for_delta(delta) for x in directions]
     return float(max(epsilons)) + _ROUNDOFF

@@ -1,4 +1,4 @@
-"""Objective perturbation of linear predictors: its noise and its epsilon.
+"""Objective perturbation of linear predictors: its noise.
 
 The mechanism releases w, the minimizer of
 
@@ -23,7 +23,7 @@ the sum of the deltas at the four vertices.
 import math
 from typing import NamedTuple
 
-from dpjax.accounting._gaussian import gaussian_epsilon, gaussian_stddev
+from dpjax.accounting._gaussian import gaussian_stddev
 
 # The two smaller terms of (3) get this share of delta. Any share is valid; this share
 # raises sigma by about one part in 1e4, and is enough for the terms at usual budgets.
@@ -69,7 +69,7 @@ def objective_noise(
     extra = max(0.0, least - regularization)
     # The budget that j leaves calibrates sigma.
     total = regularization + extra
-    remaining = epsilon - _jacobian(num_samples, total, curvature_bound)
+    remaining = epsilon - math.log1p(curvature_bound / (num_samples * total))
     if is_non_increasing:
         largest = gaussian_stddev(remaining, (1 - _SMALL_TERMS) * delta, sensitivity=2)
         stddev = gaussian_stddev(remaining, _SMALL_TERMS * delta / 2, sensitivity=1)
@@ -79,35 +79,3 @@ def objective_noise(
         ratio = math.sqrt(2) * remaining / math.sqrt(1 + math.hypot(1, remaining))
         unit = max(gaussian_stddev(remaining, delta / 2, sensitivity=2), 2 / ratio)
     return ObjectiveNoise(unit * derivative_bound, extra)
-
-
-def objective_epsilon(
-    stddev: float,
-    delta: float,
-    *,
-    num_samples: int,
-    regularization: float,
-    curvature_bound: float,
-    derivative_bound: float = 1.0,
-    is_non_increasing: bool = False,
-) -> float:
-    """Returns the epsilon that a perturbed objective of given noise costs.
-
-    It inverts `objective_noise`, which explains the other arguments, by the same bounds
-    of delta, (2) or (3) of this module. `stddev` is that of each coordinate of the
-    noise; `regularization` is the total Lambda > 0, the extra part included.
-    """
-    unit = stddev / derivative_bound
-    if is_non_increasing:
-        largest = gaussian_epsilon(unit, (1 - _SMALL_TERMS) * delta, sensitivity=2)
-        other_epsilon = gaussian_epsilon(unit, _SMALL_TERMS * delta / 2, sensitivity=1)
-        remaining = max(largest, other_epsilon)
-    else:
-        ratio = 2 / unit
-        least = ratio * math.hypot(1, ratio / 2)  # the condition of (2)
-        remaining = max(gaussian_epsilon(unit, delta / 2, sensitivity=2), least)
-    return remaining + _jacobian(num_samples, regularization, curvature_bound)
-
-
-def _jacobian(num_samples: int, regularization: float, curvature_bound: float) -> float:
-    return math.log1p(curvature_bound / (num_samples * regularization))

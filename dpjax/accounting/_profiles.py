@@ -30,19 +30,19 @@ from dpjax.accounting._events import (
     check_event,
     has_no_noise,
     leaves,
+    map_leaves,
     pure_epsilon,
     read_under,
-    with_tuples,
 )
 from dpjax.accounting._gaussian import gaussian_delta
 from dpjax.accounting._likelihood_ratios import (
     RandomAllocationDpEvent,
     allocation_delta,
+    with_release,
 )
 from dpjax.accounting._sampled_gaussian import (
     fixed_size_losses,
     overflow_probability,
-    run_losses,
     spacing,
 )
 
@@ -131,7 +131,8 @@ class Profile:
 def readable(name: str, event: dpa.DpEvent, relation: NeighboringRelation) -> Profile:
     """Returns the profile of an event; raises where there is none."""
     check_event(name, event)
-    profile = _of_event(with_tuples(event), relation)
+    with_tuples = map_leaves(lambda part: part, event)  # in place of lists: hashable
+    profile = _of_event(with_tuples, relation)
     rule = f"an event that an accountant can read under {relation.name}"
     _validate.require(profile is not None, name, event, rule)
     return profile or Profile(math.inf)
@@ -271,8 +272,8 @@ def _of_event(event: dpa.DpEvent, relation: NeighboringRelation) -> Profile | No
         multiplier, prob, count = fixed_size[0]
         other = 1 / mu if mu > 0 else math.inf
         interval = spacing(multiplier, prob, other)
-        step = fixed_size_losses(multiplier, prob, interval)
-        losses = run_losses(step, count, interval, other)
+        steps = fixed_size_losses(multiplier, prob, interval).self_compose(count)
+        (losses,) = with_release([steps], other, interval)
         delta = _chords(losses.get_delta_for_epsilon, num_steps)
     if isinstance(event, RandomAllocationDpEvent):
         error = _FFT_ERROR * math.ceil(event.num_steps / event.num_bins)

@@ -75,10 +75,7 @@ from dp_accounting import (
     ZCDpEvent,
 )
 from dp_accounting.pld import pld_pmf
-from dp_accounting.pld.privacy_loss_distribution import (
-    PrivacyLossDistribution,
-    from_gaussian_mechanism,
-)
+from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from dp_accounting.rdp import RdpAccountant, compute_epsilon
 
 from dpjax._types import REPLACE_ONE, ArrayLike
@@ -87,6 +84,7 @@ from dpjax.accounting._likelihood_ratios import (
     RandomAllocationDpEvent,
     allocation_epsilon,
     group_epsilon,
+    with_release,
 )
 from dpjax.accounting._sampling import Sampling
 from dpjax.accounting._zcdp import rho_to_epsilon
@@ -161,7 +159,7 @@ def symmetric_losses(interval: float, above: np.ndarray) -> PrivacyLossDistribut
 def spacing(noise_multiplier: float, prob: float, other_multiplier: float) -> float:
     """Returns the spacing of the grid to which privacy losses of a run are rounded."""
     # A wide spacing takes less time, but makes epsilon larger. A record is in a step
-    # with `prob`; `other_multiplier` is as for `run_losses`, inf for no other release.
+    # with `prob`; `other_multiplier` is of another Gaussian release, inf for none.
     # The loss of a release spans about 1 / multiplier^2: this bounds time and memory.
     # The loss of a sampled step may be much smaller: on average it is q of this.
     least = min(noise_multiplier, other_multiplier)
@@ -172,24 +170,6 @@ def spacing(noise_multiplier: float, prob: float, other_multiplier: float) -> fl
         gaussian_epsilon(other_multiplier, _UNSEEN, sensitivity=1.0),
     )
     return min(widest, max(spread / 10, largest / _MOST_LOSSES))
-
-
-def run_losses(
-    step: PrivacyLossDistribution,
-    num_steps: int,
-    interval: float,
-    other_multiplier: float,
-) -> PrivacyLossDistribution:
-    """Returns the privacy loss distribution of T steps, with another release if any."""
-    # `step` is that of one step, on a grid of spacing `interval`; `other_multiplier` is
-    # the noise multiplier of another Gaussian release of all records, inf without one.
-    losses = step.self_compose(num_steps)
-    if other_multiplier == math.inf:
-        return losses
-    other = from_gaussian_mechanism(
-        other_multiplier, value_discretization_interval=interval
-    )
-    return losses.compose(other)
 
 
 def losses_where_replaced(
@@ -253,7 +233,7 @@ def poisson_log_moment(order: float, multiplier: float, prob: float) -> float:
 
 def fixed_size_log_moment(order: float, multiplier: float, prob: float) -> float:
     """Returns (order - 1) times the Renyi divergence of a step of fixed batch size."""
-    # The arguments are as for `poisson_log_moment`.
+    # A record is in a batch with probability `prob`; multiplier = stddev / sensitivity.
     mu = 1 / multiplier
     step = min(1 / 250, 1 / (20 * order * mu))
     x = mu / 2 + step * np.arange(math.ceil((order * mu + 40) / step) + 1)
@@ -277,8 +257,8 @@ def log_ratio(log: np.ndarray, prob: float) -> np.ndarray:
 def _step_divergences(
     log_moment: Callable[[float, float, float], float], multiplier: float, prob: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns orders, and bounds of the Renyi divergences of a step."""
-    # The largest orders are left out: they take long, and hardly lower epsilon.
+    """Returns orders, and bounds of a step's Renyi divergences, for `_by_renyi`."""
+    # `log_moment` is (order - 1) times a divergence. Large orders take too long.
     orders = _ORDERS[_ORDERS / multiplier <= _LARGEST_SHIFT]
     logs = np.array([log_moment(order, multiplier, prob) for order in orders])
     return orders, (logs * (1 + _ROUNDOFF) + _ROUNDOFF) / (orders - 1)
@@ -431,8 +411,8 @@ def _by_losses(
         step = losses_where_replaced
     else:
         step = losses_where_removed
-    single = step(multiplier, _prob(run), interval)
-    losses = run_losses(single, run.num_steps, interval, other)
+    steps = step(multiplier, _prob(run), interval).self_compose(run.num_steps)
+    (losses,) = with_release([steps], other, interval)
     with np.errstate(over="ignore"):  # an epsilon beyond 700 is inf
         return float(losses.get_epsilon_for_delta(delta))
 

@@ -133,17 +133,16 @@ class Sampling:
             num_bins=(not bins, rule),
             noise=(self.noise == "gaussian", rule),
             other_multiplier=(self.other_multiplier == math.inf, rule),
-            num_steps=(is_short, f"at most {strategy.num_steps}, that of {strategy}"),
+            num_steps=(is_short, f"at most {strategy.num_steps}, as in {strategy}"),
             group_size=(
                 self.group_size == 1 or not poisson,
-                "1 with a strategy and sampling_prob < 1, proved for one record alone",
+                "1 with a strategy and sampling_prob < 1: no cost is proved for groups",
             ),
             min_separation=(
                 bands <= self.min_separation or not poisson,
                 f"at least the {bands} bands of {strategy} with sampling_prob = "
-                f"{self.sampling_prob}: use fewer bands, or longer cycles of "
-                "CyclicPoisson, or sampling_prob = 1, which claims no gain from "
-                "sampling",
+                f"{self.sampling_prob}: use fewer bands, longer cycles of "
+                "CyclicPoisson, or sampling_prob = 1 without a gain from sampling",
             ),
         )
 

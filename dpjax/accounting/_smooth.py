@@ -151,37 +151,37 @@ def calibrate_smooth_noise(
     num_samples: int,
     trim_count: int,
     relative_spread: float = 1.0,
-    mechanism: SmoothNoiseName = "laplace_log_normal",
 ) -> SmoothNoise:
     """Splits a zCDP budget between smoothness and noise for a trimmed mean.
 
-    It minimizes the standard deviation of the noise over the smoothness t and the
-    noise's shape sigma (Bun, Steinke 2019, Section 3.1.1), for the expected smooth
-    sensitivity max(relative_spread / (n - 2m), e^(-mt)), in units of upper - lower, the
-    bounds of the values. Here n is num_samples, m is trim_count, and relative_spread is
-    a public guess of (x_(n) - x_(1)) / (upper - lower). `smooth_noise_rho` of the
-    result is at most rho, for every guess.
+    It minimizes the standard deviation of `laplace_log_normal` noise over the
+    smoothness t and the noise's shape sigma (Bun, Steinke 2019, Section 3.1.1), for the
+    expected smooth sensitivity max(relative_spread / (n - 2m), e^(-mt)), in units of
+    upper - lower, the bounds of the values. Here n is num_samples, m is trim_count, and
+    relative_spread is a public guess of (x_(n) - x_(1)) / (upper - lower).
+    `smooth_noise_rho` of the result is at most rho, for every guess.
     """
     epsilon = math.sqrt(2 * rho)
     floor = relative_spread / (num_samples - 2 * trim_count)
     # Above this t the expected sensitivity is constant.
     enough = max(-math.log(floor), 0.0) / trim_count
 
-    sigma = np.geomspace(max(_LEAST_SIGMA[mechanism], 0.01), 3.0, 200)[:, None]
+    sigma = np.geomspace(0.01, 3.0, 200)[:, None]
     # The grid of t has shares, from a millionth to nearly 1, of the t that would cost
     # all of epsilon.
     share = scipy.special.expit(np.linspace(-14, 6, 200))
-    affordable = _largest_smoothness(epsilon, sigma, mechanism)
+    affordable = epsilon * sigma
     smoothness = np.clip(share * affordable, None, max(enough, 1e-9))
-    shift = epsilon - _scale_cost(smoothness, sigma, mechanism)
-    multiplier = _slope(sigma, mechanism) / shift
+    shift = epsilon - _scale_cost(smoothness, sigma, "laplace_log_normal")
+    multiplier = _slope(sigma, "laplace_log_normal") / shift
     sensitivity = np.maximum(floor, np.exp(-trim_count * smoothness))
-    noise = sensitivity * multiplier * _stddev(sigma, mechanism)
+    stddev = math.sqrt(2) * np.exp(sigma**2)  # of the noise in units of its scale
+    noise = sensitivity * multiplier * stddev
 
     row, column = np.unravel_index(np.argmin(noise), noise.shape)
     best_t, best_sigma = float(smoothness[row, column]), float(sigma[row, 0])
-    best = {"smoothness": best_t, "sigma": best_sigma, "mechanism": mechanism}
-    return SmoothNoise(best_t, smooth_noise_multiplier(rho, **best), best_sigma)
+    best = smooth_noise_multiplier(rho, smoothness=best_t, sigma=best_sigma)
+    return SmoothNoise(best_t, best, best_sigma)
 
 
 def _scale_cost(t, sigma, mechanism):
@@ -191,26 +191,11 @@ def _scale_cost(t, sigma, mechanism):
     return np.sqrt(t * (t / sigma**2 + 1 / sigma + 2))
 
 
-def _largest_smoothness(epsilon, sigma, mechanism):
-    """Returns the t at which `_scale_cost` is epsilon."""
-    if mechanism == "laplace_log_normal":
-        return epsilon * sigma
-    linear = 1 / sigma + 2  # t^2/sigma^2 + linear t = epsilon^2
-    return 2 * epsilon**2 / (linear + np.sqrt(linear**2 + 4 * epsilon**2 / sigma**2))
-
-
 def _slope(sigma, mechanism):
     """Returns the bound of the slope of the log density: a factor of s in (1), (2)."""
     if mechanism == "laplace_log_normal":
         return np.exp(1.5 * sigma**2)
     return 2 / (3 * sigma) + sigma / 2
-
-
-def _stddev(sigma, mechanism):
-    """Returns the standard deviation of Z."""
-    if mechanism == "laplace_log_normal":
-        return math.sqrt(2) * np.exp(sigma**2)
-    return np.sqrt(np.expm1(2 * sigma**2) / 2) / sigma
 
 
 def _check(sigma: float, mechanism: str) -> None:
@@ -282,7 +267,7 @@ def _is_enough(epsilon, delta, smoothness, num_coordinates, shift) -> bool:
             return False
 
     def is_covered(far: float, near: float) -> bool:
-        """Returns whether delta is proved at log ratios of scales in [near, far]."""
+        """Returns whether noise is enough for log ratios of scales in [near, far]."""
         alpha = math.sqrt(math.expm1(2 * near) / math.expm1(2 * far))  # equation (4)
         longest = min(1.0, math.exp(near)) * shift / alpha
         if _delta(epsilon, far, num_coordinates, longest) <= delta:

@@ -180,7 +180,7 @@ def _calibrate(epsilon: float, delta: float, run: Sampling) -> float:
     if run.other_multiplier < math.inf:
         sampled = dataclasses.replace(run, other_multiplier=math.inf)
         least = epsilon_of_run(math.inf, delta, run)
-        rule = f"larger: its epsilon, {rounded_up(least, 4)}, exceeds {epsilon}"
+        rule = f"larger: its cost, {rounded_up(least, 4)}, exceeds epsilon, {epsilon}"
         is_fine = least <= epsilon
         _validate.require(is_fine, "other_multiplier", run.other_multiplier, rule)
         return _smallest(epsilon, delta, run, _calibrate(epsilon, delta, sampled))

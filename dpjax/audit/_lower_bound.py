@@ -325,8 +325,8 @@ def _discriminant(data: np.ndarray, neighbor: np.ndarray, order: np.ndarray) -> 
 
 
 def _counts(data: np.ndarray, neighbor: np.ndarray) -> list[Score]:
-    """Returns a function from releases (n, d) to scores, in a list; [] if few recur."""
-    # For discrete noise: the log ratio of how often both data sets have a release.
+    """Returns a score function of releases (n, d) in a list, or [] if few recur."""
+    # Scores, for attacks on discrete noise, are log ratios of a release's frequencies.
     both = _as_keys(np.concatenate([data, neighbor]))
     rows, cells = np.unique(both, return_inverse=True)
     if len(rows) > len(both) / 4:

@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import _lazy, _validate
+from dpjax import _validate
+from dpjax._lazy import optional
 from dpjax._types import Key, PyTree
 from dpjax.audit._releases import as_pair
 
@@ -97,8 +98,7 @@ def one_run(
         Theorem 5.2; their coin chooses between a record and no record, here between two
         records, under REPLACE_ONE. jax_privacy's auditor computes the bound.
     """
-    with _lazy.extra("audit", "one_run needs jax_privacy"):
-        from jax_privacy import auditing
+    auditing = optional("jax_privacy.auditing", "one_run needs jax_privacy", "audit")
     _validate.typed_key(key)
     _validate.delta(delta)
     _validate.probability(confidence=confidence)
@@ -119,7 +119,7 @@ def one_run(
 
     mixed = jax.tree.map(chosen, data, neighbor)
     scores = np.asarray(statistic(release(release_key, mixed)))
-    rule = f"one number for each of {num_records} records"
+    rule = f"of shape ({num_records},), one number for each record"
     given = jax.ShapeDtypeStruct(scores.shape, scores.dtype)
     is_fine = scores.shape == (num_records,)
     _validate.require(is_fine, "what statistic returns", given, rule)

@@ -168,15 +168,15 @@ class Batching(abc.ABC):
         return batch, is_padding_example if has_padding else None
 
     def _check(self, state: BatchState, data: PyTree, axes: tuple[str, ...]) -> None:
-        """Raises `ValueError` unless `state` is of this batching and record count."""
+        """Requires a `state` of this batching, for as many records as `data` has."""
         data = _validate.numbers(data, "data")
         num_samples = _validate.leading_size(data, "data") * num_shares(axes)
         rule = f"one that the method init of {self} returned"
         is_fine = isinstance(state, BatchState) and state.batching == self
         _validate.require(is_fine, "state", getattr(state, "batching", state), rule)
-        rule = f"the {state.num_samples} records that the state was made for"
+        rule = f"of length {state.num_samples}, for which the state was made"
         is_fine = num_samples == state.num_samples
-        _validate.require(is_fine, "data", f"{num_samples} records", rule)
+        _validate.require(is_fine, "data", f"length {num_samples}", rule)
 
     @abc.abstractmethod
     def _rows(self, state: BatchState, key: Key) -> jax.Array | None:
@@ -216,9 +216,9 @@ class Batching(abc.ABC):
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Returns `Sampling` fields by name, for independent and for correlated noise.
 
-        In the latter, a record enters at most max_participations of num_steps steps,
-        any two of them at least min_separation apart (1 if consecutive), and each with
-        probability sampling_prob if that is given.
+        The fields state the privacy cost. With correlated noise a record enters at most
+        max_participations of num_steps steps, min_separation apart (1: consecutive),
+        and each with probability sampling_prob if that is given.
         """
 
     def _capacity(self, num_samples, num_steps, epsilon, delta) -> int | None:
@@ -250,7 +250,7 @@ def _rows_at(
     """
 
     def on_device(rows: jax.Array, data: PyTree) -> tuple[tuple[()], PyTree]:
-        """Returns (), and this device's shares of the batch and of its mask."""
+        """Returns (), and a pair: this device's shares of the batch and its mask."""
         # By `by_device`, () are the results that all devices have alike: none here.
         num_devices = num_shares(axes)
         rows = jnp.pad(rows, (0, -len(rows) % num_devices), constant_values=num_samples)

@@ -38,7 +38,6 @@ class Full(Batching):
         return None
 
     def divisor(self, num_samples, num_steps):
-        """See `Batching.divisor`: n."""
         return num_samples
 
     def _sampling(self, num_samples, num_steps):
@@ -85,9 +84,7 @@ class Disjoint(Batching):
         return state.step * size + jnp.arange(size)
 
     def divisor(self, num_samples, num_steps):
-        """See `Batching.divisor`: the batch size floor(n / num_steps)."""
-        rule = f"at most the {num_samples} records that disjoint batches share"
-        _validate.require(num_steps <= num_samples, "num_steps", num_steps, rule)
+        at_most_all(num_samples, num_steps=num_steps)
         return num_samples // num_steps
 
     def _sampling(self, num_samples, num_steps):
@@ -131,7 +128,6 @@ class ShuffledEpochs(Batching):
         return jax.lax.dynamic_slice_in_dim(order, place * size, size)
 
     def divisor(self, num_samples, num_steps):
-        """See `Batching.divisor`: the batch size."""
         self._steps_of_epoch(num_samples)
         return self.batch_size
 
@@ -170,7 +166,6 @@ class WithoutReplacement(Batching):
         return uniform_subset(key, state.num_samples, self.batch_size)
 
     def divisor(self, num_samples, num_steps):
-        """See `Batching.divisor`: the batch size."""
         at_most_all(num_samples, batch_size=self.batch_size)
         return self.batch_size
 
@@ -192,7 +187,7 @@ def uniform_subset(key: Key, num_samples: int, size: int) -> jax.Array:
     probability = min((size + spread) / num_samples, 1.0)
 
     def draw(state: tuple[Key, jax.Array, jax.Array]):
-        """Returns the next key, the indices of an attempt, and if they are valid."""
+        """Returns the next key, the indices of a draw, and if the draw is valid."""
         next_key, coin_key, order_key = jax.random.split(state[0], 3)
         is_head = coins(coin_key, num_samples, probability)
         rows = true_places(is_head, capacity)

@@ -40,20 +40,19 @@ class Padded(Batching):
         """Returns how many records may enter a batch, and the probability to enter."""
 
     def divisor(self, num_samples, num_steps):
-        """See `Batching.divisor`: the expected batch size."""
         self._group(num_samples)
         return self.expected_batch_size
 
     def _capacity(self, num_samples, num_steps, epsilon, delta):
-        """Returns the rows of a batch: `capacity`, or the fewest within the budget."""
-        # Fewer rows, which would drop more records than is accounted for, raise.
+        """Returns a batch's number of rows: `capacity`, or by default the fewest."""
+        # With fewer rows, more records are dropped than the budget covers: that raises.
         for name, value in (("epsilon", epsilon), ("delta", delta)):
             rule = f"given: the capacity of {self} depends on the budget"
             _validate.require(value is not None, name, value, rule)
         run = {"num_steps": num_steps, "epsilon": epsilon, "delta": delta}
         smallest = poisson_capacity(*self._group(num_samples), **run)
         capacity = smallest if self.capacity is None else self.capacity
-        rule = f"at least {smallest}, or more records are dropped than is accounted for"
+        rule = f"at least {smallest}, or more records are dropped than delta covers"
         _validate.require(capacity >= smallest, "capacity", capacity, rule)
         return capacity
 
@@ -209,7 +208,6 @@ class BallsInBins(Padded):
         return jax.random.permutation(key, true_places(bins == place, state.capacity))
 
     def divisor(self, num_samples, num_steps):
-        """See `Batching.divisor`: the expected batch size."""
         self._group(num_samples)
         return num_samples / self.num_bins
 

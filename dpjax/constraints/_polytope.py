@@ -81,7 +81,7 @@ class Polytope(VertexConstraint):
         return jnp.asarray(distance * unit <= tolerance)
 
     def diameter(self, norm: Norm, num_coordinates: int) -> Scalar:
-        """Returns the largest distance of two vertices, with |V|^2 d operations."""
+        """Returns the largest distance of two vertices, and so of any two points."""
         check_diameter(norm, num_coordinates)
         check_coordinates(num_coordinates, self.vertices.shape[1])
         dtype = jnp.asarray(self.vertices).dtype

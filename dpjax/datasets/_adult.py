@@ -34,7 +34,7 @@ _CATEGORIES = {
 # Centers and scales are round numbers from general knowledge: the middle of a working
 # life, the code for "some college" (education-num runs from 1 to 16), the full-time
 # week. Gains and losses, in dollars, are only divided, so that they keep their tails.
-# The sampling weight fnlwgt is left out.
+# The sampling weight fnlwgt is left out. Each category has a feature: no reference.
 SCHEMA = {
     "age": Numeric(center=40, scale=15),
     "education-num": Numeric(center=10, scale=3),

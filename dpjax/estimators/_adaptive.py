@@ -77,10 +77,10 @@ class Counting(NormBounded):
         return replace(self, estimator=self.estimator.resized(sizes))
 
     def bound_fn(self) -> BoundFn:
-        """Returns a function from a sample to a `Counted`, and to is_short, (G,).
+        """Returns a function from a sample to (`Counted`, is_short), to count norms.
 
-        is_short is true if the group's norm is within its threshold. `Counted` has the
-        bounded sample, and half or -half by group: the mean gives the share within it.
+        is_short, (G,), is true for groups of leaves with a norm within their threshold.
+        `Counted` has the bounded sample, and ±`half` by group: its mean is the count.
         """
         bound = self.estimator.bound_fn()
 
@@ -162,7 +162,7 @@ class AdaptiveThreshold:
     def __post_init__(self):
         """Requires initial thresholds in [lower, upper]; makes static fields floats."""
         base = self.estimator
-        rule = "norm-wise: Clipping, SmoothedClipping, Normalization, or Grouped of one"
+        rule = "Clipping, SmoothedClipping, Normalization, or Grouped with one of these"
         is_fine = isinstance(base, NormBounded) and not isinstance(base, Counting)
         _validate.require(is_fine, "estimator", base, rule)
         ends = {"lower": self.lower, "upper": self.upper}
@@ -177,7 +177,7 @@ class AdaptiveThreshold:
             numbers = np.asarray(thresholds)
             lower, upper = map(numbers.dtype.type, ends)  # rounds as `numbers` does
             is_fine = is_fine and bool(np.all((numbers >= lower) & (numbers <= upper)))
-        rule = f"a range that contains the first thresholds, {thresholds}"
+        rule = f"a range that contains the estimator's thresholds, {thresholds}"
         _validate.require(is_fine, "lower, upper", ends, rule)
 
     @property
@@ -237,9 +237,9 @@ class Measured(Estimator):
         return self.estimator.sensitivity(*args, rounded=rounded)
 
     def fold(self, stream: SampleStream, *, normalize_by: Scalar) -> MeanAndAux:
-        """Returns the robust mean of samples over scales, and aux, such as losses.
+        """Returns the robust mean of samples, each divided by scales, and aux (losses).
 
-        The divisor is normalize_by. Factors are multiplied out before the division.
+        normalize_by divides the sum. Factors are multiplied out before the division.
         """
 
         def make_samples(shared: PyTree, rows: PyTree) -> tuple[PyTree, PyTree]:
@@ -251,7 +251,7 @@ class Measured(Estimator):
         return self.estimator.fold(ratios, normalize_by=normalize_by)
 
     def _ratios(self, sample):
-        """Returns a sample over its scales, entry by entry, for the estimator."""
+        """Returns a sample divided by its scales, entry by entry, for the estimator."""
 
         def ratio(x, scale):
             x = as_float(x)

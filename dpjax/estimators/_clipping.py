@@ -133,7 +133,7 @@ class NormEstimator(NormBounded):
         return other
 
     def bound_fn(self) -> BoundFn:
-        """Returns a function from a sample x to (x·weight(|x|), |x| <= threshold)."""
+        """Returns a function from x to x·weight(|x|), bounded, and |x| <= threshold."""
         weight_fn, threshold = self.weight_fn(), self.sizes[0]
 
         def bound(sample: FactoredSamples) -> tuple[FactoredSamples, jax.Array]:
@@ -283,7 +283,7 @@ class Grouped(NormBounded):
         """Raises `ValueError` for missing or repeated names; makes groups tuples."""
         base, rule = self.estimator, "Clipping, SmoothedClipping or Normalization"
         is_fine = isinstance(base, NormEstimator)
-        _validate.require(is_fine, "estimator", base, f"norm-wise: {rule}")
+        _validate.require(is_fine, "estimator", base, f"one of {rule}")
         groups = self.groups if isinstance(self.groups, tuple | list) else ()
         names = [name for group in groups for name in _names(group)]
         is_fine = all(isinstance(x, str) for x in names) and all(map(_names, groups))
@@ -293,7 +293,7 @@ class Grouped(NormBounded):
         groups = tuple(x if isinstance(x, str) else tuple(x) for x in groups)
         object.__setattr__(self, "groups", groups)
         shapes = {np.shape(x) for x in jax.tree.leaves(base)}
-        rule = f"one with numbers, or arrays of shape ({len(groups)},), one per group"
+        rule = f"one with fields of shape () or ({len(groups)},), a number per group"
         _validate.require(shapes <= {(), (len(groups),)}, "estimator", base, rule)
 
     @property
@@ -322,11 +322,11 @@ class Grouped(NormBounded):
         return replace(self, estimator=estimator)
 
     def bound_fn(self) -> BoundFn:
-        """Returns a function from a sample to (influence, booleans), each by group."""
+        """Returns a function that bounds the norms of groups of a sample's leaves."""
         bounds = [each.bound_fn() for each in self._each()]
 
         def bound(sample: FactoredSamples) -> tuple[FactoredSamples, jax.Array]:
-            """Returns a bounded sample, and whether each group's norm was in bounds."""
+            """Returns a bounded sample, and if each group's norm was within bounds."""
             group_of_leaf = self._group_of_leaf(sample.leaves)
             # Each group is bounded as a sample, and its leaves are put back in order.
             parts: list[list[Any]] = [[] for _ in self.groups]

@@ -153,7 +153,7 @@ class Estimator(abc.ABC):
             2.1666667
         """
         args = is_padding_example, normalize_by, axis_name
-        return self._folded(samples, *args, Static(False))[0]
+        return self._folded(samples, *args, is_rounded=False)[0]
 
     def with_aux(
         self,
@@ -170,10 +170,12 @@ class Estimator(abc.ABC):
         """
         return self._folded(stream, is_padding_example, normalize_by, axis_name)
 
-    def _folded(self, stream, is_padding_example, normalize_by, axis_name, *static):
+    def _folded(
+        self, stream, is_padding_example, normalize_by, axis_name, is_rounded=True
+    ):
         """Returns the robust mean and aux, such as losses, of `__call__`'s arguments.
 
-        If `static` is `Static(False)`, the mean is two floats, to add noise to them.
+        Unless `is_rounded`, the mean is an `Unrounded`, so that noise is added first.
         """
         stream = SampleStream.of(stream, is_padding_example)
         axes = row_axes(stream.rows, axis_name)
@@ -184,12 +186,12 @@ class Estimator(abc.ABC):
             if is_known and num_rows == float(normalize_by):
                 normalize_by = None  # static: as an argument of jit it is traced
             elif self.groups_by_index:
-                rule = f"the number of rows, {num_rows}: {self} takes no sampled batch"
+                rule = f"the number of rows, {num_rows}, because {self} needs all rows"
                 raise ValueError(f"normalize_by must be {rule}, got {normalize_by}.")
             elif is_known:  # before jit, which traces it
                 normalize_by = proven_divisor(num_rows, normalize_by)
         stream = replace(stream, axes=axes)
-        return stream.call(_fold_stream, self, normalize_by, *static)
+        return stream.call(_fold_stream, self, normalize_by, Static(is_rounded))
 
     def sensitivity(
         self,
@@ -339,17 +341,15 @@ class Mean(Estimator):
         return None
 
 
-def _fold_stream(stream, estimator, normalize_by, is_rounded=None):
-    """Returns the robust mean of a stream of samples, and all aux, such as losses.
+def _fold_stream(stream, estimator, normalize_by, is_rounded):
+    """Returns the robust mean and aux of a stream of samples, as `_folded` does.
 
-    `normalize_by` divides the sum; for None, the number of rows does. The mean is a
-    tree of floats by default (None). If is_rounded is `Static(False)`, the mean is an
-    `Unrounded`, two floats for each number, so that noise is added before rounding.
+    `normalize_by` divides the sum; for None, the number of rows does.
     """
     axes = stream.axes
 
     def on_device(replicated, rows):
-        """Returns the mean over all devices' rows, and the aux of this device's."""
+        """Returns the mean over all devices' rows, and aux of this device's rows."""
         # `varying_with` declares that all rows and the mask vary over the same devices,
         # as the carry of a loop over both requires.
         (estimator, normalize_by, shared), (rows, mask) = replicated, varying_with(rows)
@@ -357,7 +357,7 @@ def _fold_stream(stream, estimator, normalize_by, is_rounded=None):
         if normalize_by is None:
             normalize_by = mine.num_rows_in_all
         mean, aux = estimator.fold(mine, normalize_by=normalize_by)
-        if is_rounded is None or is_rounded.value:
+        if is_rounded.value:
             mean = estimator._within_limit(mean.high, normalize_by)
         return mean, aux
 
@@ -391,7 +391,7 @@ def norm_sensitivity(
 
 
 def largest_ulp(limit: Scalar, num_samples: Scalar) -> Scalar:
-    """Returns the float32 spacing below a mean's bound, for bounds on its rounding."""
+    """Returns the float32 spacing below a mean's bound, which bounds its rounding."""
     limit, num_samples = of_one_type(limit, num_samples)
     xp = _numpy_for(limit, num_samples)
     mantissa, exponent = xp.frexp(_largest_mean(limit, num_samples))
@@ -410,13 +410,13 @@ def _moved(relation, diameter=2.0):
 
 
 def _rounded_change(limit, num_samples, moved, error, excess=0.0):
-    """Returns a bound on the change of a coordinate of the float32 mean, by a record.
+    """Returns the largest change of a coordinate of the float32 mean by one record.
 
-    Before rounding, means differ by at most `change`: `_unrounded_change`, which
-    explains the arguments, for limit (1 + excess). Each is rounded to float32. In the
-    top binade, with spacing ulp, results differ by a multiple of ulp that is at most
-    change + ulp. If a result is k binades lower, they differ by a multiple of ulp/2^k
-    that is at most change + (1/2 + 1/2^(k+1)) ulp.
+    Sensitivities need it. `_unrounded_change` bounds the change before rounding, and
+    explains the arguments; here terms are within limit (1 + excess). In the top binade,
+    with spacing ulp, rounded means differ by a multiple of ulp, at most change + ulp.
+    If one is k binades lower, they differ by a multiple of ulp/2^k that is at most
+    change + (1/2 + 1/2^(k+1)) ulp.
     """
     xp = _numpy_for(limit, num_samples)
     longest = limit * (1 + excess)

@@ -40,7 +40,7 @@ from dpjax import _validate
 from dpjax._rounding import LARGEST, LEAST_WEIGHT, ROUNDOFF
 from dpjax._sharding import AxisName, by_device, num_shares, row_axes
 from dpjax._sums.fold import MeanAndAux, Unrounded, group_means
-from dpjax._sums.order_statistics import median, middle_sum, order_statistics
+from dpjax._sums.order_statistics import median, middle, order_statistics
 from dpjax._sums.samples import unstacked
 from dpjax._sums.stream import SampleStream
 from dpjax._tree import Static, as_float, by_column, like, register
@@ -135,7 +135,7 @@ class TrimmedMean(Estimator):
 
     def influence(self, sample: PyTree) -> NoReturn:
         """Raises `ValueError`: whether a sample is trimmed depends on all samples."""
-        rule = "a mean of influences (this one needs all samples at once)"
+        rule = "one that bounds each sample by itself, not all samples at once"
         raise ValueError(f"estimator must be {rule}, got {self!r}.")
 
     @property
@@ -185,7 +185,7 @@ class TrimmedMean(Estimator):
         trimmed = self.trim_count(num_rows)
 
         def mean(columns):
-            total = middle_sum(columns, trimmed, stream.axes)
+            _, _, total = middle(columns, trimmed, stream.axes)
             return self._mean(total, num_rows - 2 * trimmed)
 
         means = jax.tree.map(lambda x: by_column(mean, as_float(x)), samples)
@@ -291,7 +291,7 @@ def _with_sensitivity(stream, estimator, weights, bound):
     axes = stream.axes
 
     def on_device(replicated, rows):
-        """Returns estimates and smooth sensitivities; rows are one device's share."""
+        """Returns means, with smooth sensitivities; rows are one device's share."""
         estimator, weights, shared = replicated
         samples, _ = replace(stream, shared=shared, rows=rows).read_all()
 
@@ -319,12 +319,11 @@ def smooth_weights(smoothness: float, trim_count: int) -> np.ndarray:
 
 
 def smooth_sensitivity(order, weights, width, num_kept, bound: Bound) -> jax.Array:
-    """Returns the smooth sensitivity of the trimmed mean of each of d columns, (d,).
+    """Returns the smooth sensitivity, (d,), to which a trimmed mean's noise is scaled.
 
-    It is the largest w_k min(W, (x_(i) - x_(j)) / (n - 2m) + rounding), k < m, and w_m
-    W, with i = n-m+1+k-l and j = m+1-l, l <= k + 1, for "exact", or i = n-m+1+k and j =
-    m-k for "fast". `order` has `OrderStatistics`, `weights` w_k decrease as e^(-kt),
-    width is W = upper - lower, and num_kept is n - 2m.
+    It is the maximum (2) for "exact", or (3) for "fast", of terms (4), and of w_m W, in
+    the notation of this module: `weights` are w_k, width is W, and num_kept is N.
+    `order` has `OrderStatistics`.
     """
     low, high, _ = order
     trim_count, num_columns = len(low) - 1, low.shape[1]
@@ -402,7 +401,7 @@ class MedianOfMeans(Estimator):
         return self.inner.limit
 
     def _sensitivity(self, num_samples, num_coordinates, relation, rounded):
-        """Returns the median's sensitivity: a group mean's, or half for even groups."""
+        """Returns the sensitivity: a group mean's, halved if num_groups is even."""
         del rounded  # means of groups are always rounded
         if _validate.is_concrete(num_samples) and float(num_samples) < self.num_groups:
             raise ValueError(

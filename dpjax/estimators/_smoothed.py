@@ -1,7 +1,6 @@
 """Smoothed truncation and clipping by the Catoni-Giulini influence, evaluated stably.
 
-h_beta(a) = E phi(a (1 + Z / sqrt(beta))), Z standard normal, phi(x) = x - x^3/6 up to
-|x| = sqrt(2) and ±2 sqrt(2)/3 beyond. It is odd, increasing and bounded by
+h_beta, which `SmoothedTruncation` defines, is odd, increasing and bounded by
 `supremum(beta)`. The closed form in the literature subtracts a^3/6 from terms of the
 same size, so from |a| = 1e3 on it exceeds any bound in float32. Two forms replace it.
 
@@ -63,7 +62,7 @@ class SmoothedEstimator(Estimator):
         return self.scale * supremum(self.beta)
 
     def _smoothed_fn(self) -> Callable[[jax.Array, Scalar], jax.Array]:
-        """Returns (x, scale) -> scale·h_beta(x / scale), which bounds x smoothly."""
+        """Returns (x, scale) -> scale·h_beta(x / scale), which clips x smoothly."""
         beta, largest, coefficients = self.beta, supremum(self.beta), None
         if self._degree:
             coefficients = series_coefficients(beta, self._degree)
@@ -233,10 +232,10 @@ def degree_for(beta: float) -> int:
 
 
 def series_coefficients(beta: Scalar, degree: int) -> jax.Array:
-    """Returns the coefficients of h_beta's polynomial in z = 2 v^2 - 1, lowest first.
+    """Returns the coefficients, lowest first, of a polynomial for fast `series`.
 
-    `series` evaluates it; v^2 = a^2 / (a^2 + 0.09 beta). If beta > SERIES[degree], they
-    are NaN: a traced beta may exceed the beta for which the degree was chosen.
+    It gives the influence h_beta(a), in z = 2 v^2 - 1, v^2 = a^2 / (a^2 + 0.09 beta).
+    If beta > SERIES[degree], as a traced beta may be, coefficients are NaN.
     """
     beta = jnp.asarray(beta)
     beta = jnp.where(beta <= SERIES[degree], beta, jnp.nan)
@@ -248,7 +247,7 @@ def series_coefficients(beta: Scalar, degree: int) -> jax.Array:
 
 
 def series(a: jax.Array, beta: jax.Array, coefficients: jax.Array) -> jax.Array:
-    """Returns the smooth bound h_beta(a) by `series_coefficients`, for |a| <= 1e6."""
+    """Returns the Catoni-Giulini influence h_beta(a), |a| <= 1e6, by a polynomial."""
     c2 = 0.09 * beta
     inverse = 1 / (a * a + c2)
     z = 1 - 2 * c2 * inverse  # = 2 v^2 - 1
@@ -267,7 +266,7 @@ def series(a: jax.Array, beta: jax.Array, coefficients: jax.Array) -> jax.Array:
 
 
 def exact(a: jax.Array, beta: Scalar) -> jax.Array:
-    """Returns the smooth bound h_beta(a), |a| <= 1e6, for any beta, not only small."""
+    """Returns the Catoni-Giulini influence h_beta(a), |a| <= 1e6, for any beta."""
     beta = jnp.asarray(beta).astype(a.dtype)
     size = jnp.abs(a)
     is_tiny = size < 1e-6
@@ -281,7 +280,7 @@ def exact(a: jax.Array, beta: Scalar) -> jax.Array:
 
 
 def _closed_form(a: jax.Array, beta: jax.Array) -> jax.Array:
-    """Returns h_beta(a) for `exact`: E phi(a + b Z), Z standard normal, small a."""
+    """Returns the influence h_beta(a) = E phi(a + b Z), Z normal, for small a."""
     # E phi(X) for X ~ N(a, b^2) is E p(X), with p(x) = x - x^3/6, plus the mean of
     # phi - p beyond ±sqrt(2), where phi(sqrt(2) + u) - p(sqrt(2) + u) is u^2/sqrt(2) +
     # u^3/6. This equals (9)-(10) and (36)-(41) of Wang, Xiao, Devadas, Xu (2020).
@@ -299,7 +298,7 @@ def _closed_form(a: jax.Array, beta: jax.Array) -> jax.Array:
 
 
 def _quadrature(a: jax.Array, beta: jax.Array) -> jax.Array:
-    """Returns h_beta(a) for `exact`, where a is too large for `_closed_form`."""
+    """Returns the influence h_beta(a) where `_closed_form` cancels, for large a."""
     # E phi(X) = int_0^sqrt(2) phi'(x) (P(X > x) - P(X < -x)) dx: all weights are
     # positive, so nothing cancels, and the formula holds at a = infinity.
     nodes, weights = np.polynomial.legendre.leggauss(32)
@@ -318,7 +317,7 @@ def _quadrature(a: jax.Array, beta: jax.Array) -> jax.Array:
 
 @functools.cache
 def _series_table(degree: int) -> np.ndarray:
-    """Returns `series` coefficients as Chebyshev series in beta, (13, degree + 1)."""
+    """Returns Chebyshev series in beta of `series_coefficients`, (13, degree + 1)."""
     count = _BETA_DEGREE + 1
     x = np.cos((np.arange(count) + 0.5) * np.pi / count)
     z = np.cos((np.arange(64) + 0.5) * np.pi / 64)

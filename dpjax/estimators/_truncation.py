@@ -96,10 +96,10 @@ class ThresholdEstimator(CoordinateEstimator):
 def deviations(num_samples, num_coordinates, num_steps, epsilon, delta, failure_prob):
     """Returns log(2 d T / xi), and a bound on a coordinate's noise times n / limit.
 
-    With probability 1 - xi, no coordinate of any release exceeds the bound: the
-    logarithm comes from a union bound over d coordinates, T releases and two signs. The
-    stddev is kappa·2 sqrt(d) limit / n, because the l2 sensitivity is 2 sqrt(d) limit /
-    n and T releases share (epsilon, delta); kappa is exact for the Gaussian mechanism.
+    `for_moment` balances bias and noise by them. With probability 1 - xi, no coordinate
+    of T releases exceeds the bound: the logarithm is from a union bound over d
+    coordinates, T releases and two signs. The stddev is kappa·2 sqrt(d) limit / n: the
+    l2 sensitivity times kappa, exact for T Gaussian releases within (epsilon, delta).
     """
     _validate.positive(epsilon=epsilon)
     _validate.count(num_samples=num_samples, num_coordinates=num_coordinates)
@@ -156,10 +156,7 @@ class Truncation(ThresholdEstimator):
 class Winsorization(ThresholdEstimator):
     """The mean of min(max(x, -threshold), threshold), coordinate by coordinate.
 
-    It has the sensitivity of `Truncation` and less bias: a quarter, for v = 1.
-
-    Sensitivity: replacing one of n records moves a coordinate by at most
-    2·threshold / n, before rounding.
+    Sensitivity: as for `Truncation`. The bias is smaller: a quarter, for v = 1.
 
     Attributes:
         threshold: B in [1e-20, 1e30], in units of the samples; a pytree leaf.

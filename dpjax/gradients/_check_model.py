@@ -278,17 +278,17 @@ def _draws_alike(jaxpr: core.Jaxpr, fixed: set[Any]) -> bool:
 def _with_gradient(
     loss: Callable[..., Any], arrays: dict[int, Any], example: PyTree
 ) -> tuple[set[int], core.ClosedJaxpr]:
-    """Returns the keys of parameters with a gradient, and the gradient's program.
+    """Returns the numbers of parameters with a gradient, and the gradient's program.
 
     `arrays` has the parameters by number; `loss(arrays, example)` is traced. Parameters
-    without a path to the loss have no gradient: `check_model` calls them a problem.
+    without a path to the loss have no gradient: `check_model` reports them as problems.
     """
     floats = {i: x for i, x in arrays.items() if _is_trainable(x)}
     fixed = {i: x for i, x in arrays.items() if i not in floats}
     draws = set()
 
     def watched(i: int, x: jax.Array) -> jax.Array:
-        """Returns x; a backward pass that reaches it adds key i to the set `draws`."""
+        """Returns x; a backward pass that reaches it adds i to the set `draws`."""
 
         @jax.custom_vjp
         def same(x):

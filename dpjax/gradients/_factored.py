@@ -9,10 +9,6 @@ their precision, and into the program of a `jit`, a `jax.checkpoint`, a branch o
 parameter is multiplied (`_products`); a few of its rows are read, a look-up; or a layer
 with its own derivative uses it, by `jax.custom_vjp` or `jax.custom_jvp`. The gradient
 of a parameter with any other use is written out.
-
-The forward pass of a layer with its own derivative does not determine its gradient. So
-the rule of the derivative is traced and read from its end. If it ends in a product of
-two operands, these are the factors, however they are computed.
 """
 
 import math
@@ -106,7 +102,7 @@ def factored_grad(
         no_shifts = shifts()
 
         def of_example(example):
-            """Returns the loss, aux, gradients and gradient factors of an example."""
+            """Returns an example's loss, aux, and gradients, in full and as factors."""
             (value, (aux, residuals)), (full, cotangents) = grad(
                 written_out, no_shifts, example
             )
@@ -130,18 +126,18 @@ def factored_grad(
 
 
 def _with_shifts(sites, shifts, program, args, within=()):
-    """Returns a program's results, with shifts added at sites, and the residuals.
+    """Returns a program's results, with zeros added at sites, and inputs of sites.
 
-    A site is an equation that multiplies or reads a parameter, and its shift an array
-    of zeros. The derivative with respect to the shift of a result is the result's
-    cotangent, so one backward pass has the cotangents of all sites. Residuals are
-    inputs of sites. All three are dictionaries by place, the indices of an equation in
-    nested programs; `within` is the place of this program.
+    A site is an equation that multiplies or reads a parameter. The zeros added to its
+    result are its shift, by which the derivative is the result's cotangent: so one
+    backward pass gives the cotangents of all sites. With the sites' inputs, residuals,
+    they are the factors of gradients. `sites`, `shifts` and residuals are by place, the
+    indices of an equation in nested programs; `within` is the place of this program.
     """
     residuals = {}
 
     def rule(place, equation, inputs, run):
-        """Returns an equation's results, plus a zero at a site, for its cotangent."""
+        """Returns an equation's results, plus zeros to differentiate by at a site."""
         if place in sites:
             residuals[place] = sites[place].residuals(inputs)
             (result,) = run()
@@ -160,10 +156,11 @@ def _with_shifts(sites, shifts, program, args, within=()):
 
 
 def _through_scan(place, equation, inputs, shifts, run):
-    """Returns the results of a `scan`, and the residuals of its sites by iteration.
+    """Returns the results of a `scan`, and inputs of equations that use parameters.
 
-    Sites are equations that use a parameter; residuals are their inputs, for gradients.
-    `run` is `_with_shifts`: it adds zeros, `shifts`, whose gradients are cotangents.
+    Gradients are computed from these inputs, the residuals, stacked by iteration, and
+    from cotangents: gradients by `shifts`, zeros that `run` adds to the equations'
+    results. `run` is `_with_shifts`, and `place` the place of `equation`.
     """
     params = equation.params
     num_whole, num_carried = params["num_consts"], params["num_carry"]
@@ -183,7 +180,7 @@ def _through_scan(place, equation, inputs, shifts, run):
 
 
 def _through_remat(place, equation, inputs, shifts, run):
-    """Returns results and residuals of a `jax.checkpoint`, as `_through_scan` does."""
+    """Returns a `jax.checkpoint`'s results and residuals, as `_through_scan` does."""
     (program,) = programs_in(equation)
 
     def inner(inputs, shifts):
@@ -194,9 +191,10 @@ def _through_remat(place, equation, inputs, shifts, run):
 
 
 def _through_cond(place, equation, inputs, shifts, run):
-    """Returns results and residuals of a `cond`, as `_through_scan` does of a `scan`.
+    """Returns a `cond`'s results and residuals, as `_through_scan` does a `scan`'s.
 
-    Residuals of branches that do not run are zeros.
+    Residuals are the inputs of equations that use parameters, to compute gradients;
+    those of branches that do not run are zeros.
     """
     index, *inputs = inputs
 
@@ -310,7 +308,7 @@ def lookup_at(equation: Any, moves: Moves, place: Place) -> Lookup | None:
         return None
 
     def places_of(inputs):
-        """Returns the places of rows, with num_rows for places outside of the table."""
+        """Returns the indices of the rows that are read, num_rows for any outside."""
         starts = inputs[1]
         places = starts[..., 0].reshape(-1) if starts.ndim else starts[None]
         nearest = jnp.clip(places, 0, num_rows - 1)
@@ -350,7 +348,7 @@ def uses(program: core.ClosedJaxpr, num_leaves: int) -> list[Use]:
 
 
 def _only(leaf_uses: list[Use]) -> Use:
-    """Returns the use by which to store a parameter's gradient, from all its uses.
+    """Returns the way to store a parameter's gradient, from all uses of the parameter.
 
     `Product` and `Lookup` store it as factors; `WrittenOut` stores all of its entries.
     """
@@ -371,7 +369,7 @@ def _only(leaf_uses: list[Use]) -> Use:
 
 
 def _together(leaf_uses: Sequence[Use]) -> Product | Lookup | None:
-    """Returns one product or look-up with the gradient of several uses, or None."""
+    """Returns one `Product` or `Lookup` in place of a parameter's uses, or None."""
     for kind in (Product, Lookup):
         same = [use for use in leaf_uses if isinstance(use, kind)]
         if len(same) == len(leaf_uses) and len({use.common for use in same}) == 1:
@@ -415,12 +413,12 @@ def _end(variables, images, why, leaf_uses):
 
 
 def _read(jaxpr, images, within, leaf_uses):
-    """Adds the uses of parameters in a jaxpr to leaf_uses, and returns all images.
+    """Finds how a jaxpr uses parameters, because a use tells how to store a gradient.
 
-    A use tells how a gradient can be stored. An image is a variable with the entries of
-    a parameter, perhaps moved; `images` maps the variables among the inputs to an
-    `Image`. leaf_uses has a list of uses for each parameter, and `within` is the place
-    of this jaxpr: indices of equations in the jaxprs around it.
+    It appends each use to its parameter's list in leaf_uses, and returns all images: an
+    image is a variable with the entries of a parameter, perhaps moved. `images` maps
+    those among the inputs to an `Image`, and `within` is the place of this jaxpr:
+    indices of equations in the jaxprs around it.
     """
     images = dict(images)
     for i, equation in enumerate(jaxpr.eqns):
@@ -461,10 +459,11 @@ def _read(jaxpr, images, within, leaf_uses):
 
 
 def _inside(equation, operands, place):
-    """Returns an equation's inner [(jaxpr, place), ...] for `_read`, and their images.
+    """Returns the programs inside an equation, [(jaxpr, place), ...], and their images.
 
-    An image is a variable with a parameter's entries. `operands` maps input numbers of
-    the equation to images, the second result maps input numbers of a jaxpr to images.
+    `_read` looks there for uses of parameters. An image is a variable with the entries
+    of a parameter; `operands` maps the equation's inputs, by number, to images, and the
+    second result those of a jaxpr.
     """
     kind, params = equation.primitive, equation.params
     if is_plain_jit(equation):

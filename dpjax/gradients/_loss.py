@@ -112,7 +112,7 @@ def loss_of_users(loss_fn: LossFn, *, has_aux: bool = False) -> LossFn:
     """
 
     def loss(params: PyTree, example: PyTree) -> Any:
-        """Returns the loss of an example, or the mean or sum of a user's losses."""
+        """Returns the loss of an example; of a user, the mean or sum of losses."""
         if not isinstance(example, UserRecords):
             return loss_fn(params, example)
         own = partial(loss_fn, params)
@@ -135,7 +135,7 @@ def loss_of_users(loss_fn: LossFn, *, has_aux: bool = False) -> LossFn:
 def closed_over(loss_fn: Any) -> dict[str, Any]:
     """Returns the pytrees that `loss_fn` uses besides its arguments, by name.
 
-    They may hold records or BatchNorm's state. It closes over them, or they are bound
+    They may hold records or BatchNorm's state. loss_fn closes over them, or binds them
     by `functools.partial` or as `self`. Wrappers such as `jax.jit`, which have
     `__wrapped__`, are unwrapped first.
     """
@@ -220,8 +220,8 @@ def evaluate(
 ) -> list[Any]:
     """Returns a program's results, where `rule` may replace those of any equation.
 
-    `rule(place, equation, inputs, run)` returns the results of an equation, at place
-    (*within, index), which `run()` computes as they are. Plain jits are inlined.
+    `rule(place, equation, inputs, run)` returns the results of an equation, with place
+    (*within, index); `run()` returns its own results. Plain jits are inlined.
     """
     jaxpr, given = program.jaxpr, [*program.consts, *args]
     values = dict(zip(jaxpr.constvars + jaxpr.invars, given, strict=True))
@@ -260,7 +260,7 @@ def evaluate(
 def as_function(
     jaxpr: core.Jaxpr, equation: core.JaxprEqn
 ) -> tuple[list[core.Var], Callable[..., list[Any]]]:
-    """Returns an equation's inputs, and a function of their values, to run only it."""
+    """Returns an equation's inputs, and a function of them, to run or differentiate."""
     used = list(dict.fromkeys(x for x in equation.invars if isinstance(x, core.Var)))
     program = jaxpr.replace(
         constvars=[], invars=used, outvars=equation.outvars, eqns=[equation]
@@ -291,16 +291,16 @@ def streamlined(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
 
 
 def traced(function: Callable[..., PyTree], *args: PyTree) -> Callable[..., PyTree]:
-    """Returns `streamlined(function)` for arguments of these shapes, traced once."""
+    """Returns `streamlined(function)`, faster on XLA, for arguments of these shapes."""
     closed, shapes = jax.make_jaxpr(function, return_shape=True)(*args)
     refuse_collectives(closed.jaxpr)
 
     def rewritten(*args: PyTree) -> PyTree:
-        """Returns the results of the traced program, with `rule` applied to it."""
+        """Returns the function's results, where `rule` replaces slow operations."""
         factors = {}  # the factors of each outer product, by its variable
 
         def rule(place, equation, inputs, run):
-            """Returns an equation's results, in a faster form if there is one."""
+            """Returns an equation's results, by a faster operation if there is one."""
             del place
             kind, params = equation.primitive, equation.params
             is_placed = params.get("out_sharding") is not None
@@ -367,7 +367,7 @@ def _convolution(lhs, rhs, *, dimension_numbers, **params):
         )
 
     def in_order(lhs, rhs):
-        """Returns the convolution in the caller's layout, computed in `_order`."""
+        """Returns the convolution in the given layout, computed in the fast one."""
         (batch, feature, *space), (out, into, *window), result = dimension_numbers
         order = _order(lhs.ndim)
         value = lax.conv_general_dilated_p.bind(

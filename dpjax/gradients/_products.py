@@ -118,12 +118,12 @@ def repeated(
     loops: tuple[Loop, ...],
     num_groups: int,
 ) -> Callable[[jax.Array, jax.Array], tuple[jax.Array, jax.Array]]:
-    """Returns a function from an example's residuals and cotangents to its factors.
+    """Returns a function that computes the factors of a gradient inside of scans.
 
-    It is the `factors` of a `Site` inside the scans `loops`. For one iteration,
-    `vectors` maps residuals (stored inputs) to (G, T, p), and `cotangents` maps the
-    result's cotangent to (G, T, q). Iterations over slices of the parameter become
-    groups G; those of any other loop become positions T.
+    The function maps an example's residuals (inputs that were stored) and cotangents,
+    stacked over the scans `loops`, to vectors (G, T, p) and cotangents (G, T, q). For
+    one iteration `vectors` and `cotangents` do so. Iterations over slices of the
+    parameter become groups G; those of any other loop become positions T.
     """
     depth = len(loops)
     each = [i for i, loop in enumerate(loops) if loop.is_each]
@@ -234,7 +234,7 @@ class Product:
         return joined(self.sites, residuals, cotangents, axis=1)
 
     def samples(self, left, right) -> "OuterProducts | MatrixProducts | jax.Array":
-        """Returns n gradients from vectors (n, G, T, p), cotangents (n, G, T, q)."""
+        """Returns n gradients, of vectors (n, G, T, p) and cotangents (n, G, T, q)."""
         n, order = self.num_summed, self.order
         if not self.is_outer:
             products = MatrixProducts(left, right, self._built(order))
@@ -431,7 +431,7 @@ class MatrixProducts(Factors):
         return squared_norm_of_matrices(left, right, inverse_unit)
 
     def add(self, total, influence, in_turn) -> jax.Array:
-        """Returns `total`, (G, p, q), plus n samples, or `influence` of each if given.
+        """Adds n samples, or `influence` of each, to `total` (G, p, q), of G groups.
 
         Each sample is first summed over its T positions: in one sum over samples and
         positions, terms that cancel within a sample would add rounding errors. For
@@ -503,7 +503,7 @@ def squared_norm_of_matrices(
 
 
 def _gram(x: jax.Array) -> tuple[jax.Array, int]:
-    """Returns x x^T, (G, T, T), for x (G, T, p), and how often it rounds a term."""
+    """Returns x x^T, (G, T, T), for norms, and the number of roundings of an entry."""
     size = x.shape[2]
     width = 2 ** -(-max(size.bit_length(), 8) // 2)  # about the root, at least 16
     num_parts = -(-size // width)

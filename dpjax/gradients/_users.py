@@ -142,7 +142,7 @@ class UserSpans(NamedTuple):
         return cls(order, jnp.stack([bounds[:-1], bounds[1:]], axis=1))
 
     def gather(self, records, bounds, records_per_user, user_gradient) -> UserRecords:
-        """Returns k users as `by_user` does; `bounds` (k, 2) are ranges in `order`."""
+        """Returns k users' records, padded; `bounds` (k, 2) are ranges in `order`."""
         num_records = len(self.order)
         start, stop = bounds[:, :1], bounds[:, 1:]
         place = start + jnp.arange(records_per_user)[None]
@@ -159,7 +159,7 @@ class UserSpans(NamedTuple):
 
 
 def within_range(user_ids: Any, num_users: int) -> jax.Array:
-    """Returns ids as a JAX array, with -1 for NumPy ids out of range.
+    """Returns user ids as a JAX array, with -1 for NumPy ids out of range.
 
     JAX would cut 64 bits to 32, which could give a record to another user.
     """

@@ -84,7 +84,7 @@ class MarginLoss(LinearLoss):
     def value(self, predictions: jax.Array, targets: ArrayLike = 1.0) -> jax.Array:
         """Returns phi of each margin, or NaN where the label is NaN."""
         if self.value_fn is None:
-            raise ValueError(f"value_fn must be given in {self!r}, got None.")
+            raise ValueError(f"value_fn must be given to evaluate {self!r}, got None.")
         values = self.value_fn(self._signs(targets, predictions) * predictions)
         return jnp.where(jnp.isnan(targets), jnp.nan, values)
 

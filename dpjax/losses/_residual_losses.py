@@ -187,10 +187,6 @@ def named(loss: str | LinearLoss) -> LinearLoss:
     A `LinearLoss` is returned as it is. The threshold of "huber" is 1.345 scales of the
     residuals (P. W. Holland, R. E. Welsch, Robust regression using iteratively
     reweighted least-squares, 1977).
-
-    Example:
-        >>> named("huber")
-        Huber(threshold=1.345, in_scales=True)
     """
     if isinstance(loss, LinearLoss):
         return loss

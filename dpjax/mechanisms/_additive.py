@@ -131,7 +131,7 @@ def laplace(
 
 
 def check(key: Key, value: PyTree) -> PyTree:
-    """Returns a value of floats; requires a typed key that varies over its axes."""
+    """Checks value and key before noise is added; returns value as arrays of floats."""
     _validate.typed_key(key)
     value = _validate.numbers(value, "value")
     check_key_varies_as(value, key)

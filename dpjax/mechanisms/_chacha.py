@@ -29,7 +29,7 @@ def chacha20_blocks(
 ) -> jax.Array:
     """Returns k blocks of the key stream of ChaCha20, of shape (16, k), uint32.
 
-    `key` has shape (8,), `counter` has the places of the blocks, shape (k,), and
+    `key` has shape (8,), `counter` has the numbers of the blocks, shape (k,), and
     `nonce` three words, each of shape () or (k,): see RFC 8439, Section 2.3.
     """
     words = [*jnp.asarray(_CONSTANTS), *key, counter, *nonce]

@@ -83,7 +83,7 @@ def laplace(key: Key, *kind: Any) -> jax.Array:
 
 
 def spherical_laplace(key: Key, *kind: Any) -> jax.Array:
-    """Draws an array of density exp(-||x||_2), up to a constant, as l2 noise."""
+    """Draws noise of density exp(-||x||_2), up to a constant, for l2 sensitivities."""
     # `kind` is a shape, a dtype, and a sharding or None. The array's l2 norm is
     # distributed as a sum of d exponentials; its direction is uniform.
     length_key, direction_key = jax.random.split(key)

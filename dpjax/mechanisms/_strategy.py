@@ -26,7 +26,8 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.linalg
 
-from dpjax import _lazy, _validate
+from dpjax import _validate
+from dpjax._lazy import optional
 from dpjax._types import PyTree
 
 # This exceeds the rounding of a float64 sum of T squares, and of its root.
@@ -167,7 +168,7 @@ class BandedToeplitz(Toeplitz):
         is_fine = is_fine and bool(np.all(np.isfinite(given)) and given[0] > 0)
         _validate.require(is_fine, "coefficients", self.coefficients, rule)
         scaled = (given / given[0]).astype(np.float32)
-        rule = "not negative, and none larger than the one before it"
+        rule = "non-negative, and none larger than the one before it"
         is_fine = bool(np.all(np.diff(scaled) <= 0) and scaled[-1] >= 0)
         _validate.require(is_fine, "coefficients", self.coefficients, rule)
         object.__setattr__(self, "coefficients", tuple(map(float, scaled)))
@@ -222,19 +223,12 @@ class BandedToeplitz(Toeplitz):
         return self.num_bands - 1
 
     def toeplitz(self) -> np.ndarray:
-        """Returns the first column of C, float64 of shape (T,)."""
         return np.pad(self.coefficients, (0, self.num_steps - self.num_bands))
 
     def next_noise(self, noise, buffers, step):
-        """Returns x_t = z_t - sum_(j >= 1) c_j x_(t - j), and the last x as buffers."""
+        """Returns a step's noise x_t = z_t - sum_(j >= 1) c_j x_(t - j), and last x."""
         # z is the independent noise of the steps, x their correlated noise C^-1 z.
-
-        def solve(z: jax.Array, *before: jax.Array) -> jax.Array:
-            for c, x in zip(self.coefficients[1:], before, strict=True):
-                z = z - c * x
-            return z
-
-        solved = jax.tree.map(solve, noise, *buffers)
+        solved = _less(noise, self.coefficients[1:], buffers)
         return solved, (solved, *buffers)[: self.num_buffers]
 
 
@@ -318,26 +312,32 @@ class BufferedToeplitz(Toeplitz):
         return len(self.decays)
 
     def toeplitz(self) -> np.ndarray:
-        """Returns the first column of C, float64 of shape (T,)."""
         powers = np.arange(self.num_steps - 1)[:, None]
         later = (np.asarray(self.decays) ** powers) @ np.asarray(self.scales)
         return np.concatenate([[1.0], later])
 
     def next_noise(self, noise, buffers, step):
-        """Returns x_t = z_t - s . m for buffers m, and new buffers d m + x_t."""
+        """Returns a step's noise, x_t = z_t - s . m for buffers m, and new buffers."""
         # z is the independent noise, x the correlated noise C^-1 z; s are scales, d
-        # decays.
-
-        def solve(z: jax.Array, *old: jax.Array) -> jax.Array:
-            for scale, m in zip(self.scales, old, strict=True):
-                z = z - scale * m
-            return z
-
-        solved = jax.tree.map(solve, noise, *buffers)
+        # decays; new buffers are d m + x_t.
+        solved = _less(noise, self.scales, buffers)
         return solved, tuple(
             jax.tree.map(lambda m, x, decay=decay: decay * m + x, old, solved)
             for decay, old in zip(self.decays, buffers, strict=True)
         )
+
+
+def _less(
+    noise: PyTree, factors: tuple[float, ...], buffers: tuple[PyTree, ...]
+) -> PyTree:
+    """Returns the noise minus each buffer times its factor, as a row of C^-1 needs."""
+
+    def solve(z: jax.Array, *old: jax.Array) -> jax.Array:
+        for factor, x in zip(factors, old, strict=True):
+            z = z - factor * x
+        return z
+
+    return jax.tree.map(solve, noise, *buffers)
 
 
 def _check_bands(num_steps: int, num_bands: int) -> None:
@@ -350,11 +350,12 @@ def _check_bands(num_steps: int, num_bands: int) -> None:
 def _settings_of_jax_privacy():
     """Sets JAX as jax_privacy needs it, in a `with`, and hints how to install it."""
     with (
-        _lazy.extra("correlated", "optimal strategies need jax_privacy"),
         jax.numpy_dtype_promotion("standard"),
         jax.numpy_rank_promotion("allow"),
         jax.debug_key_reuse(False),
     ):
+        name, need = "jax_privacy.matrix_factorization", "strategies need jax_privacy"
+        optional(name, f"optimal {need}", "correlated")
         yield
 
 
@@ -430,10 +431,10 @@ class BinaryTree(Strategy):
         return math.sqrt(best[0]) * (1 + ROUNDED_UP)
 
     def next_noise(self, noise, buffers, step):
-        """Returns the noise of node t minus that of nodes it covers, and new buffers.
+        """Returns the noise of a step, from a binary tree of noise, and new buffers.
 
-        A buffer holds the noise of a level's last node. Node t of the tree replaces the
-        smaller nodes that it covers, one of each level below its own.
+        It is the noise of node t = step + 1 minus the noise of the smaller nodes that t
+        covers, one of each level below its own. A buffer has a level's last node.
         """
         node = step + 1
         is_passed = [(node >> i << i) == node for i in range(1, len(buffers))]

@@ -7,7 +7,8 @@ messages cannot replace it.
 import hashlib
 from collections.abc import Sequence
 
-from dpjax import _lazy, _validate
+from dpjax import _validate
+from dpjax._lazy import optional
 
 _KEY_BYTES, _SIGNATURE_BYTES = 32, 64
 SIGNED_BYTES = 2 * _KEY_BYTES + _SIGNATURE_BYTES
@@ -62,18 +63,18 @@ def check_fingerprints(fingerprints: Sequence[str], num_parties: int) -> None:
     """Requires one fingerprint for each party."""
     given = fingerprints if isinstance(fingerprints, list | tuple) else ()
     is_fine = [isinstance(x, str) and len(x) for x in given] == [64] * num_parties
-    rule = f"{num_parties} texts of 64 hex digits, in the order of the parties' numbers"
+    rule = f"a list of length {num_parties}: 64 hex digits of each party, in order"
     _validate.require(is_fine, "fingerprints", fingerprints, rule)
 
 
 def _signing_key(identity: bytes):
     """Returns the Ed25519 key that signs, from 32 secret bytes; no error shows them."""
-    with _lazy.extra("parties", "secure sums need cryptography"):
-        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    name = "cryptography.hazmat.primitives.asymmetric.ed25519"
+    ed25519 = optional(name, "secure sums need cryptography", "parties")
     if not isinstance(identity, bytes) or len(identity) != _KEY_BYTES:
         # The message leaves out the value, which is secret.
         raise ValueError("identity must be 32 bytes, from secrets.token_bytes(32).")
-    return Ed25519PrivateKey.from_private_bytes(identity)
+    return ed25519.Ed25519PrivateKey.from_private_bytes(identity)
 
 
 def _words(public_key: bytes, party: int, num_parties: int) -> bytes:

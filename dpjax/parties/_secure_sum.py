@@ -133,8 +133,8 @@ class SecureSum:
         if impostors:
             raise PartyError(
                 impostors,
-                "a key that is not signed by the identity whose fingerprint was "
-                "stated: somebody may have replaced it on the way",
+                "its key is not signed by the identity whose fingerprint was stated: "
+                "somebody may have replaced it on the way",
             )
         self._masks.agree(keys)
         self._attempt = 0
@@ -157,7 +157,7 @@ class SecureSum:
             is_count = isinstance(value, int) and value >= 0
             _validate.require(is_count, name, value, "an integer, 0 or above")
         shares = num_parties - max_colluding - max_dropouts
-        rule = f"below {num_parties}, so that one party adds noise no colluder knows"
+        rule = f"below {num_parties}, so that a party adds noise that no colluder knows"
         _validate.require(shares >= 1, " + ".join(threats), num_parties - shares, rule)
         return shares
 
@@ -244,8 +244,8 @@ class SecureSum:
             self.live = [i for i in self.live if i not in missing]
         raise PartyError(
             missing,
-            f"no vector of size {size}; the round is aborted and nothing of it "
-            f"released, since at most {self.max_dropouts} parties may drop",
+            f"sent no vector of size {size}; the round is aborted without a release, "
+            f"because dropouts exceed max_dropouts = {self.max_dropouts}",
         )
 
 
@@ -253,7 +253,7 @@ def _exchange_all(transport: Transport, message: bytes, num_bytes: int) -> list[
     """Exchanges messages; raises `PartyError` if one is missing."""
     messages = transport.exchange(message, num_bytes)
     if missing := [i for i, each in enumerate(messages) if each is None]:
-        raise PartyError(missing, f"no message of {num_bytes} bytes at the start")
+        raise PartyError(missing, f"sent no message of {num_bytes} bytes at the start")
     return [each for each in messages if each is not None]
 
 

@@ -125,7 +125,7 @@ class _Board:
         self._last = [[b"", b""] for _ in range(num_parties)]
 
     def post(self, party: int, message: bytes) -> list[bytes | None]:
-        """Posts a message; awaits and returns all parties' (None for any that left)."""
+        """Posts a message; awaits and returns one of each party, None if it left."""
         deadline = time.monotonic() + self._timeout
         with self._changed:
             index = self._counts[party]
@@ -134,7 +134,7 @@ class _Board:
             self._changed.notify_all()
             while awaited := [i for i in self._present if self._counts[i] <= index]:
                 if not self._changed.wait(deadline - time.monotonic()):
-                    raise TimeoutError(f"timeout: parties {awaited} sent no message")
+                    raise TimeoutError(f"parties {awaited} sent nothing: raise timeout")
             return [
                 self._last[i][index % 2] if self._counts[i] > index else None
                 for i in range(len(self._counts))

@@ -24,32 +24,7 @@ noise.
 
 A pipeline is private only if its other steps are. `StandardScaler`, and `OneHotEncoder`
 without declared categories, release statistics without noise; steps that use one record
-at a time are fine. The example predicts who earns more than 50,000 dollars a year, on
-the Adult data set:
-
-Example:
-    >>> from importlib.resources import files
-    >>> import pandas as pd
-    >>> from sklearn.compose import make_column_transformer
-    >>> from sklearn.pipeline import make_pipeline
-    >>> from sklearn.preprocessing import OneHotEncoder
-    >>> from dpjax.sklearn import DPLogisticRegression
-    >>> path = files("dpjax.datasets").joinpath("data", "adult.data.gz")
-    >>> table = pd.read_csv(path, header=None, skipinitialspace=True).to_numpy()
-    >>> income, age, education, gain, hours, relationship = 14, 0, 4, 10, 12, 7
-    >>> relationships = ["Wife", "Own-child", "Husband", "Not-in-family"]
-    >>> model = make_pipeline(
-    ...     make_column_transformer(
-    ...         ("passthrough", [age, education, gain, hours]),
-    ...         (OneHotEncoder(categories=[relationships], handle_unknown="ignore"),
-    ...          [relationship])),
-    ...     DPLogisticRegression(classes=["<=50K", ">50K"], random_state=0))
-    >>> model = model.fit(table, table[:, income])  # doctest: +SKIP
-    >>> print(f"{model.score(table, table[:, income]):.2f}")  # doctest: +SKIP
-    0.84
-    >>> print(model[-1].privacy_)  # doctest: +SKIP
-    Replacing any one of the 32,561 records changes the probability of any event to at
-    most e^1 = 2.72 times what it was, plus 1.08651e-05.
+at a time are fine. `docs/coming_from.md` has an example.
 """
 
 from importlib.util import find_spec

@@ -13,6 +13,7 @@ from dpjax import _keys, _validate, losses
 from dpjax._types import Key
 from dpjax.accounting import PrivacyGuarantee
 from dpjax.sklearn import _labels, _linear, _tables
+from dpjax.solvers.statistics._noisy_mean import one_gaussian
 from dpjax.solvers.statistics._scales import Standard
 from dpjax.tables import _progress
 
@@ -48,8 +49,7 @@ class Classifier(ClassifierMixin, _linear.LinearEstimator):
             _labels.check_kind(y, classes)
         weights = _tables.weights_of(self, sample_weight, features)
         left = delta if classes is not None else (1 - _labels.DELTA_SHARE) * delta
-        noise_multiplier = _linear.total_noise(epsilon, left)
-        privacy = _linear.guarantee(epsilon, left, num_samples)
+        noise_multiplier, privacy = one_gaussian(epsilon, left, num_samples)
         if classes is None:
             # The labels and the model share one Gaussian mechanism, and a fifth of
             # delta covers the chance that a label of a single record is released.

@@ -15,12 +15,7 @@ from sklearn.utils.validation import check_is_fitted
 from dpjax import _keys, _validate
 from dpjax._rounding import ROUNDED_UP
 from dpjax._types import Key
-from dpjax.accounting import (
-    PrivacyGuarantee,
-    Sampling,
-    gaussian_event,
-    noise_multiplier,
-)
+from dpjax.accounting import PrivacyGuarantee
 from dpjax.losses import LinearLoss
 from dpjax.sklearn import _tables
 from dpjax.solvers import Execution, dp_linear_model
@@ -250,14 +245,3 @@ class WithIntervals(LinearEstimator):
         if self.bse_ is None:
             raise ValueError("intervals must be True before fit, got False.")
         return np.append(self.coef_, self.intercept_), self.bse_
-
-
-def total_noise(epsilon: float, delta: float) -> float:
-    """Returns the noise multiplier of one mechanism that spends the whole budget."""
-    return noise_multiplier(epsilon, delta, Sampling(num_steps=1))
-
-
-def guarantee(epsilon: float, delta: float, num_samples: int) -> PrivacyGuarantee:
-    """Returns the guarantee of releases by total_noise / sqrt(s), with sum of s = 1."""
-    event = gaussian_event(total_noise(epsilon, delta))
-    return PrivacyGuarantee.of(epsilon, delta, dp_event=event, num_samples=num_samples)

@@ -15,7 +15,7 @@ from dpjax.estimators import SmoothedTruncation
 from dpjax.losses import LinearLoss
 from dpjax.losses._residual_losses import Huber
 from dpjax.sklearn import _linear, _tables
-from dpjax.solvers.statistics._noisy_mean import BESIDE_WEIGHT, WEIGHTED
+from dpjax.solvers.statistics._noisy_mean import BESIDE_WEIGHT, WEIGHTED, one_gaussian
 from dpjax.solvers.statistics._scales import Noise, release_scales, scales_share
 from dpjax.tables import _progress
 from dpjax.transforms import privatize
@@ -149,7 +149,7 @@ class Regressor(RegressorMixin, _linear.LinearEstimator):
             weights = np.where(shares > 0, weights, 0.0)
             offsets = np.log(np.where(shares > 0, shares, 1.0))
             self._largest = float(self.max_exposure or 1.0)
-        total = _linear.total_noise(epsilon, delta)
+        total, privacy = one_gaussian(epsilon, delta, len(features))
         _progress.say("unit of the target")
         # The model gets the share of the budget that the unit of the target leaves.
         key, target_key = _keys.split(key)
@@ -166,7 +166,7 @@ class Regressor(RegressorMixin, _linear.LinearEstimator):
         )
         self._set_unit(unit)
         self.target_scale_ = unit.scale
-        self.privacy_ = _linear.guarantee(epsilon, delta, len(features))
+        self.privacy_ = privacy
         return self
 
     def _set_unit(self, unit: Unit) -> None:
@@ -310,7 +310,7 @@ class DPMeanRegressor(RegressorMixin, _linear.PrivateEstimator):
         """Releases the mean of y; arguments are as for `DPLinearRegression.fit`."""
         features, epsilon, delta, key = _tables.checked(self, X)
         targets, weights = targets_of(self, y, sample_weight, features)
-        total = _linear.total_noise(epsilon, delta)
+        total, privacy = one_gaussian(epsilon, delta, len(features))
         _progress.say("unit of the target")
         key, target_key = _keys.split(key)
         release: Any = {"key": target_key, "noise_multiplier": total}
@@ -342,7 +342,7 @@ class DPMeanRegressor(RegressorMixin, _linear.PrivateEstimator):
         mean = np.clip(limit * float(number) / BESIDE_WEIGHT / share, -limit, limit)
         self.mean_ = float(mean) * unit.scale + unit.center
         self.target_scale_ = unit.scale
-        self.privacy_ = _linear.guarantee(epsilon, delta, len(features))
+        self.privacy_ = privacy
         return self
 
     def predict(self, X):

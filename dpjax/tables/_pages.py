@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dpjax._lazy import extra
+from dpjax._lazy import optional
 from dpjax.tables.io._untrusted import harmless, printable
 
 _NUMBER = re.compile(r"-?\d|-?inf\b|hidden by noise|$")
@@ -121,9 +121,7 @@ def image_of(figure: Any, form: str = "svg") -> bytes:
 
 def figures() -> Any:
     """Returns matplotlib's `Figure`, or raises `ImportError` with advice."""
-    with extra("experiments", "plots need matplotlib"):
-        from matplotlib.figure import Figure
-    return Figure
+    return optional("matplotlib.figure", "plots need matplotlib", "experiments").Figure
 
 
 class Shape(NamedTuple):

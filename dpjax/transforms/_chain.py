@@ -90,14 +90,14 @@ def chain(*transforms: optax.GradientTransformation) -> PrivateMean:
         rule = "an optax transformation"
         _validate.require(is_fine, f"transforms[{i}]", transform, rule)
     rule = (
-        "privatize, dp_sgd or a chain of them, since one before it that mixes samples "
-        "(as optax.clip_by_global_norm) would break the guarantee; inject_hyperparams "
-        "goes around the chain: optax.inject_hyperparams(make)(learning_rate=...), "
+        "privatize, dp_sgd or a chain of these: before them, a transformation that "
+        "mixes samples, such as optax.clip_by_global_norm, would break the guarantee. "
+        "Put inject_hyperparams around the chain: optax.inject_hyperparams(make)(...), "
         "where make(learning_rate) returns dpjax.chain(...)"
     )
     _validate.require(isinstance(mean, PrivateMean), "transforms[0]", mean, rule)
     for i, transform in enumerate(rest, start=1):
-        rule = "post-processing: after the first transformation no samples are left"
+        rule = "neither privatize nor dp_sgd: only the first gets per-example gradients"
         is_fine = not isinstance(transform, PrivateMean)
         _validate.require(is_fine, f"transforms[{i}]", transform, rule)
     mean = cast(PrivateMean, mean)
@@ -239,8 +239,8 @@ def accumulate(
         Abadi et al. (2016), "Deep learning with differential privacy", Section 3.1.
     """
     rule = (
-        "privatize, dp_sgd or dpjax.chain of one, a mean with noise; or "
-        "optax.inject_hyperparams of a function that returns one"
+        "made by privatize, dp_sgd, or dpjax.chain with either first; or by "
+        "optax.inject_hyperparams of a function that returns one of these"
     )
     step: Any = getattr(optimizer, "update", None)
     name = getattr(step, "__qualname__", "")
@@ -298,7 +298,7 @@ class PieceSum(NamedTuple):
         return cls(*(jax.tree.map(jnp.zeros_like, tree) for _ in range(2)))
 
     def plus(self, piece: Unrounded, limit: Scalar) -> "PieceSum":
-        """Returns the sum plus a piece's mean, in units of about `limit`."""
+        """Returns the sum plus a batch piece's mean, in units of its bound `limit`."""
 
         def scaled(x: jax.Array) -> jax.Array:
             return x / _unit(limit, x)

@@ -216,10 +216,9 @@ def privatize(
     inner = estimator.measured if isinstance(estimator, Scaled) else estimator
     adaptive = inner if isinstance(inner, AdaptiveThreshold) else None
     bounded = inner.counting if isinstance(inner, AdaptiveThreshold) else inner
-    _validate.estimator(bounded)
+    _validate.bounded_estimator(bounded)
     _validate.non_negative(noise_multiplier=noise_multiplier)
     _validate.typed_key(key)
-    _validate.bounded_estimator(bounded)
     is_steady = adaptive is None and bounded.noise == "gaussian"
     only_none = f"None with {inner}, whose noise has no fixed stddev"
     rule = "a strategy of dpjax.mechanisms, or None" if is_steady else only_none
@@ -260,12 +259,11 @@ class _NoisyMean(NamedTuple):
     def init(self, params):
         """Returns the state: a key, with buffers of correlated noise or thresholds."""
         refuse_wrappers(params)
+        start = KeyState.of(self.key)
         if self.strategy is not None:
             num_buffers = self.strategy.num_buffers
             buffers = tuple(wide_zeros(params) for _ in range(num_buffers))
-            start = KeyState.of(self.key)
             return CorrelatedState(start.key, jnp.zeros((), jnp.int32), buffers)
-        start = KeyState.of(self.key)
         if self.adaptive is None:
             return start
         return ThresholdState(start.key, jnp.copy(self.adaptive.thresholds))
@@ -324,7 +322,7 @@ class _NoisyMean(NamedTuple):
 
 
 def _restored(measured: PrivateMean, scaled: Scaled) -> PrivateMean:
-    """Returns `measured` in units of samples: mean and stddev times the scales."""
+    """Returns `measured`, a private mean of samples over scales, times the scales."""
 
     def release(updates, state, params=None, **extra_args):
         mean, state, stddev = measured.release(updates, state, params, **extra_args)
@@ -417,7 +415,7 @@ def _of_batch(
     """
     rule = "given to privatize inside accumulate: the public size of the whole batch"
     _validate.require(normalize_by is not None, "normalize_by", normalize_by, rule)
-    rule = "one that adds influences: no median and no trimmed mean in accumulate"
+    rule = "no MedianOfMeans and no TrimmedMean in accumulate, which adds up pieces"
     _validate.require(not estimator.groups_by_index, "estimator", estimator, rule)
     assert normalize_by is not None
     assert estimator.limit is not None
@@ -475,7 +473,7 @@ _PASS_PIECES = ("inject_hyperparams", "with_extra_args_support")
 
 
 def refuse_wrappers(tree: PyTree) -> None:
-    """Raises `ValueError` if an optax wrapper around a private mean would break it.
+    """Raises `ValueError` if an optax wrapper would break a private mean's guarantee.
 
     `optax.MultiSteps`, for example, would average samples. `tree`, the parameters of
     `init` or updates of `update`, shows `optax.masked`; the call stack shows others.
@@ -519,7 +517,7 @@ def refuse_wrappers(tree: PyTree) -> None:
         if wrapper == "accumulate" and part is not None:
             raise ValueError(
                 f"optax.{part} must not stand inside accumulate: only dpjax.chain "
-                "knows the pieces of a batch. Let make return one, in "
+                "knows the pieces of a batch. Use it instead, also in make of "
                 "accumulate(optax.inject_hyperparams(make)(...), ...)."
             )
         is_in_pieces |= wrapper == "accumulate"
@@ -541,8 +539,8 @@ def require_samples(updates: PyTree, params: PyTree) -> None:
         shapes = [x.shape for x in jax.tree.leaves(updates)]
         wanted = [jnp.shape(x) for x in jax.tree.leaves(params)]
         rule = (
-            f"per-sample gradients, of shapes (n, ...) for params of shapes {wanted}; "
-            "no mean or sum of them, as jax.grad of a batch and optax.MultiSteps make"
+            f"per-sample gradients, of shapes (n, ...) for params of shapes {wanted}, "
+            "not their mean or sum, as from jax.grad of a batch, or optax.MultiSteps"
         )
         is_fine = [shape[1:] for shape in shapes] == wanted
         _validate.require(is_fine, "updates", shapes, rule)

@@ -2,11 +2,10 @@
 
 import contextlib
 import dataclasses
-import hashlib
 import itertools
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
@@ -15,15 +14,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from dp_accounting import ComposedDpEvent, UnsupportedDpEvent
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 from dpjax import _validate
 from dpjax._rounding import rounded_up
+from dpjax._sharding import digests
 from dpjax._store import Arrays, Store, opened
 from dpjax._types import REPLACE_ONE, Key, PyTree, Scalar
 from dpjax.accounting import PrivacyGuarantee
 from dpjax.accounting._events import samples_of
 from dpjax.accounting._tuning import TrialCount, TrialDistribution, mixture_epsilon
+from dpjax.gradients._loss import constants
 from dpjax.solvers import Solution
 from dpjax.tuning._scores import Score
 
@@ -136,7 +136,7 @@ def _released_guarantee(
         rule = f"{relation.name}, as in score.privacy: both need one relation"
         is_fine = released.relation is relation
         _validate.require(is_fine, "the relation of a run", released.relation, rule)
-    rule = "REPLACE_ONE: a record that is added may move others into it"
+    rule = "REPLACE_ONE: an added record may move other records into the holdout"
     is_fine = relation is REPLACE_ONE or score.records == "training"
     _validate.require(is_fine, "the relation of a score on a holdout", relation, rule)
     distinct = list(dict.fromkeys(guarantees))
@@ -232,42 +232,11 @@ def _random_bits(key: Key, attempt: int) -> jax.Array:
     return jax.random.bits(jax.random.fold_in(key, attempt), (4,), jnp.uint32)
 
 
-def digest(parts: Iterable[bytes]) -> str:
-    """Returns a digest of a sequence of byte strings."""
-    state = hashlib.sha256()
-    for part in parts:
-        state.update(len(part).to_bytes(8, "little") + part)
-    return state.hexdigest()
-
-
 @partial(jax.jit, static_argnums=0)
 def _draw(size: int, key: Key, turn: Any) -> tuple[jax.Array, Key]:
     """Draws the index of a turn's candidate; returns it and the key of the run."""
     index_key, run_key = jax.random.split(jax.random.fold_in(key, turn))
     return jax.random.randint(index_key, (), 0, size), run_key
-
-
-def _constants(program: Any) -> Iterator[bytes]:
-    """Yields the bytes of the constants of a jaxpr and its parts, including data."""
-    # `identity` needs them, because the text of a program lacks large constants.
-    if isinstance(program, ClosedJaxpr):
-        yield from map(_bits, program.consts)
-        program = program.jaxpr
-    for step in program.eqns:
-        for value in step.invars:
-            if isinstance(value, Literal):
-                yield _bits(value.val)
-        is_program = lambda x: isinstance(x, ClosedJaxpr | Jaxpr)  # noqa: E731
-        for inner in jax.tree.leaves(step.params, is_leaf=is_program):
-            if is_program(inner):
-                yield from _constants(inner)
-
-
-def _bits(leaf: Any) -> bytes:
-    if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-        leaf = jax.random.key_data(leaf)
-    array = np.asarray(leaf)
-    return repr((array.dtype, array.shape)).encode() + array.tobytes()
 
 
 @dataclasses.dataclass
@@ -328,7 +297,7 @@ class Runs:
             except (jax.errors.JAXTypeError, jax.errors.JAXIndexError) as why:
                 given = "without checkpoint" if is_saved else "the guarantee of a run"
                 values = "Give candidates as a list, whose values are not traced."
-                advice = values if self.is_stacked else f"Or give privacy, {given}."
+                advice = values if self.is_stacked else f"Else give privacy, {given}."
                 raise ValueError(
                     "train_fn and score.fn must be traceable by JAX, got "
                     f"{type(why).__name__}. {advice}"
@@ -340,19 +309,14 @@ class Runs:
 
     def identity(self, key: Key, law: TrialCount, num_parallel: int) -> dict[str, str]:
         """Returns texts that identify a search: its settings, key, program and data."""
-        # A checkpoint with any other text is rejected.
-
-        def programs() -> Iterator[bytes]:
-            for run, inputs in self.traced():
-                program = jax.make_jaxpr(run)(*inputs, key)
-                yield str(program).encode()
-                yield from _constants(program)
-
+        # A checkpoint with any other text is rejected. The text of a program lacks its
+        # large constants, such as data.
+        programs = [jax.make_jaxpr(run)(*inputs, key) for run, inputs in self.traced()]
+        parts = [(str(program), [*constants(program)]) for program in programs]
         numbers = repr((law, num_parallel, self.size, jax.__version__))
         return {
             "law, number of candidates or version of jax": numbers,
-            "key": digest([np.asarray(jax.random.key_data(key)).tobytes()]),
-            "function or data": digest(programs()),
+            **digests({"key": key, "function or data": parts}, ()),
         }
 
     def restored(self, progress: Progress) -> tuple[PyTree, dict]:

@@ -45,7 +45,7 @@ MADE = re.compile(r"my\.csv|records/|plan schema")
 COLUMNS = """[columns]
 rooms = {center = 4, scale = 2}
 area = {center = 80, scale = 30}
-region = {categories = ["north"]}
+region = {categories = ["south", "north"]}
 [target]
 """
 TARGETS = {

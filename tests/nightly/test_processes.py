@@ -137,7 +137,7 @@ def test_refuses_what_differs_between_processes(results):
     for key, source in (result["errors"] for result in results):
         for error, name, where in ((key, "key", others), (source, "source", shown)):
             assert f"{name} must be the same in all processes" in error
-            assert f"others in processes {where}" in error
+            assert f"another value in processes {where}" in error
 
 
 def test_refuses_a_folder_that_not_all_see(of_two):

@@ -54,7 +54,7 @@ def test_files_that_are_no_states_are_never_removed(tmp_path):
     (tmp_path / "2").mkdir()
     (tmp_path / "2" / "0.npz").write_bytes(packed({}, RUN))
     before = {path for path in tmp_path.rglob("*") if path.name != "0.npz"}
-    with pytest.raises(ValueError, match=r"run's states alone, got .*7"):
+    with pytest.raises(ValueError, match=r"only a run's states, got .*7"):
         opened(tmp_path, RUN).__enter__()
     (tmp_path / "7").rename(tmp_path / "seven")
     with opened(tmp_path, RUN) as store:

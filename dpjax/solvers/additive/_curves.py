@@ -12,8 +12,8 @@ from dpjax.losses import LinearLoss
 from dpjax.solvers.linear._kind import ModelKind
 from dpjax.solvers.training._curves import Curves, bounded, hats
 
-_COARSE = (-2.0, 0.0, 2.0)
-_BANDED = (_COARSE, (-2.0, -1.0, 0.0, 1.0, 2.0))  # with intervals
+COARSE = (-2.0, 0.0, 2.0)
+_BANDED = (COARSE, (-2.0, -1.0, 0.0, 1.0, 2.0))  # with intervals
 FINE = (-4.0, -2.0, -1.0, -0.5, -0.25, 0.0, 0.25, 0.5, 1.0, 2.0, 4.0)
 # With a log link: values of a declared range are spread over ±2.
 FINE_LOG_LINK = tuple(sorted((*FINE, -1.5, 1.5)))
@@ -42,6 +42,10 @@ _GAIN, _NOISES, _MOST_GAIN = 5.0, 30.0, 4e-4
 # The records that a weight of labels needs, for fine and coarse knots: a factor of the
 # noise multiplier, and a number to add.
 LABEL_RECORDS = (12.0, 17.0), (5.0, 100.0)
+# The same for coarse knots whose hat functions have second moments of their own, which
+# then are more exact, but without their correlations with other columns. It is the
+# same for any number of classes.
+BEND_RECORDS = 40.0, 50.0
 
 
 def is_seen(num_samples: int, num_functions: int, noise_multiplier: float) -> bool:
@@ -90,20 +94,29 @@ def knots_of(
     """
     # If the noise would hide the gain, curves have at most the last number of knots.
     if loss.num_outputs > 1 or loss.target_range == (-1.0, 1.0):
-        (fine, coarse), most = LABEL_RECORDS, len(_COARSE)
+        (fine, coarse), most = LABEL_RECORDS, len(COARSE)
     elif loss.has_log_link:
         fine, coarse, most = (20.0, 0.0), (45.0, 0.0), len(FINE_LOG_LINK)
     else:
         fine, coarse, most = (25.0, 0.0), (60.0, 0.0), 0
     seen = is_seen(num_samples, 2 * num_smooth * loss.num_outputs, noise_multiplier)
     finest = FINE_LOG_LINK if loss.has_log_link else FINE
-    for (factor, added), knots in ((fine, finest), (coarse, _COARSE)):
+    for (factor, added), knots in ((fine, finest), (coarse, COARSE)):
         num_weights = num_columns + num_smooth * (len(knots) - 1)
         num_needed = num_weights * (factor * noise_multiplier + added)
         is_clear = num_samples >= num_needed * loss.num_outputs
         if num_smooth and is_clear and (seen or len(knots) <= most):
             return knots
     return ()
+
+
+def may_be_split(
+    num_samples: int, num_columns: int, num_smooth: int, noise_multiplier: float
+) -> bool:
+    """Returns whether records suffice for coarse knots with moments of their own."""
+    factor, added = BEND_RECORDS
+    num_weights = num_columns + num_smooth * (len(COARSE) - 1)
+    return num_samples >= num_weights * (factor * noise_multiplier + added)
 
 
 def banded_knots_of(
@@ -157,7 +170,7 @@ class Hats:
         return jnp.concatenate([lines, *flat], axis=1)
 
 
-@partial(jax.jit, static_argnums=(1, 2, 3, 4, 5))
+@partial(jax.jit, static_argnums=(1, 2, 3, 4, 5, 6, 7))
 def curves_of(
     weights: jax.Array,  # (d,) or (d, K)
     num_columns: int,  # of the data
@@ -165,6 +178,8 @@ def curves_of(
     tail: float | None,  # unit of lines beyond the knots; None: lines alone
     knots: tuple[float, ...],  # of every curve
     intercept: int | None,  # index of its column
+    line: float = LINE,  # unit of lines between the knots
+    height: float = HEIGHT,  # unit of hat functions
 ) -> Curves:  # for predictions
     """Returns, as curves, a linear model of the lines and hat functions of `Hats`.
 
@@ -184,11 +199,24 @@ def curves_of(
     lines = slopes[jnp.asarray(smooth)]
     slopes = slopes.at[jnp.asarray(smooth)].multiply(tail)
     heights = weights[num_columns:].reshape(len(smooth), len(knots) - 1, *outputs)
-    heights = jnp.insert(HEIGHT * heights, knots.index(0.0), 0.0, axis=1)
-    if tail != LINE:
-        within = (LINE - tail) * jnp.asarray(knots, lines.dtype)
+    heights = jnp.insert(height * heights, knots.index(0.0), 0.0, axis=1)
+    if tail != line:
+        within = (line - tail) * jnp.asarray(knots, lines.dtype)
         heights = heights + jnp.moveaxis(jnp.multiply.outer(within, lines), 0, 1)
     return Curves(slopes, heights, knots, smooth, intercept)
+
+
+@partial(jax.jit, static_argnums=1)
+def at_knots(curves: Curves, knots: tuple[float, ...]) -> Curves:
+    """Returns the same curves at knots among which are their own, or lines."""
+    slopes, heights = curves.slopes, curves.heights
+    if curves.knots:
+        between = hats(jnp.asarray(knots, slopes.dtype), curves.knots)
+        heights = jnp.einsum("mj,kj...->km...", between, heights, precision="highest")
+    else:
+        shape = len(curves.smooth), len(knots), *slopes.shape[1:]
+        heights = jnp.zeros(shape, slopes.dtype)
+    return Curves(slopes, heights, knots, curves.smooth, curves.intercept)
 
 
 @jax.jit
@@ -200,10 +228,7 @@ def at_finest(curves: Curves, places: jax.Array, weights: jax.Array) -> Curves:
         places: shape (c,), indices of curves.smooth: curves with narrow functions.
         weights: fitted weights of m narrow functions each, shape (c·m,) or (c·m, K).
     """
-    between = hats(jnp.asarray(FINEST, weights.dtype), FINE)
-    heights = jnp.einsum(
-        "mj,kj...->km...", between, curves.heights, precision="highest"
-    )
+    heights = at_knots(curves, FINEST).heights
     narrow = HEIGHT * weights.reshape(len(places), len(NARROW), *weights.shape[1:])
     heights = heights.at[places[:, None], jnp.asarray(NARROW)].add(narrow)
     return Curves(curves.slopes, heights, FINEST, curves.smooth, curves.intercept)

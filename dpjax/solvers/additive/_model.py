@@ -20,23 +20,27 @@ from dpjax.solvers.additive._choice import (
     shares_of,
 )
 from dpjax.solvers.additive._curves import (
+    COARSE,
     FINE,
     FINEST_RECORDS,
+    HEIGHT,
     LINE,
     MOST_FINEST,
     NARROW,
     TAIL,
     Hats,
     at_finest,
+    at_knots,
     banded_knots_of,
     curves_of,
     gain_noise,
     is_seen,
     knots_of,
     least_gain,
+    may_be_split,
 )
 from dpjax.solvers.linear._columns import fit_columns, on_sample, problem
-from dpjax.solvers.linear._kind import Examples, ModelKind
+from dpjax.solvers.linear._kind import Bends, Examples, ModelKind
 from dpjax.solvers.linear._model import checked, column_index, noise_of
 from dpjax.solvers.training._calibration import check_noise
 from dpjax.solvers.training._curves import Curves
@@ -69,7 +73,8 @@ def dp_additive_model(
     features of the record. Public numbers determine the knots: 11 or 13 in most models,
     none at a small budget, where the model is linear. With a log link columns bend
     whenever there are knots; otherwise this is a private choice, for 4 to 13 percent of
-    the budget: `docs/guides/curves.md` has its rule.
+    the budget. Labels have three knots, not lines, if records suffice:
+    `docs/guides/curves.md` has the rules.
 
     With `intervals` curves have bands: see `Solution.bands`. Bands would not count a
     choice, so there is none: all columns of `smooth` have five, three or no knots, by a
@@ -167,13 +172,19 @@ def dp_additive_model(
     kind, examples = problem(table, offsets, weights, max_weight)
     del data, table
     terms = Terms(kind, num_columns, bent, column, knots, intervals)
-    # With a log link public numbers alone decide on curves.
+    straight = terms._replace(knots=())
+    sizes = num_samples, num_columns, len(bent), total
+    if bent and kind.has_labels and not intervals and may_be_split(*sizes):
+        straight = terms._replace(knots=COARSE, is_split=True)
+        terms = terms if knots == FINE else straight
+    # With a log link, and for split curves, public numbers alone decide.
     may_choose = kind.has_labels or not kind.loss.has_log_link
     may_choose &= is_seen(num_samples, terms.num_functions, total)
-    if intervals or not (knots and may_choose):
+    may_choose &= not terms.is_split
+    if intervals or not (terms.knots and may_choose):
         fitted = _all_terms(terms, examples, key, total, execution)
         return Solution(fitted[0], privacy, *fitted[1:])
-    params, stats = _chosen_terms(terms, examples, key, total, execution)
+    params, stats = _chosen_terms(terms, straight, examples, key, total, execution)
     return Solution(params, privacy, stats)
 
 
@@ -200,6 +211,7 @@ class Terms(NamedTuple):
     intercept: int | None  # index of its column, which examples lack
     knots: tuple[float, ...]  # of every curve; () for lines alone
     intervals: bool  # errors are released; curves have no line beside them
+    is_split: bool = False  # second moments of lines and hat functions are apart
 
     @property
     def tail(self) -> float:
@@ -249,7 +261,9 @@ class Terms(NamedTuple):
             again = columns[:, jnp.asarray(self.own)[finest]]
             examples = examples._replace(features=jnp.append(columns, again, axis=1))
         kind, intercept = self.kind, self.intercept
-        if self.knots:
+        if self.is_split:
+            kind = kind._replace(bends=Bends(self.own, self.knots))
+        elif self.knots:
             hats = Hats(self.own, self.knots, self.tail, num_finest)
             kind = kind._replace(basis=hats)
         if intercept is not None and self.tail == 0:
@@ -265,12 +279,12 @@ class Terms(NamedTuple):
             execution=execution,
         )
 
-    def curves(self, weights: jax.Array, has_bends: bool = True) -> Curves:
-        """Returns the curves of fitted weights, or only their lines."""
-        unit = self.tail if has_bends and self.knots else None
-        return curves_of(
-            weights, self.num_columns, self.bent, unit, self.knots, self.intercept
-        )
+    def curves(self, weights: jax.Array) -> Curves:
+        """Returns the curves of fitted weights."""
+        tail = self.tail if self.knots else None
+        line, tail, height = (1.0, 1.0, 1.0) if self.is_split else (LINE, tail, HEIGHT)
+        static = self.num_columns, self.bent, tail, self.knots, self.intercept
+        return curves_of(weights, *static, line, height)
 
 
 def _all_terms(
@@ -297,6 +311,7 @@ def _all_terms(
 
 def _chosen_terms(
     terms: Terms,  # the static description of the model
+    straight: Terms,  # the same for the model that is fitted if curves gain too little
     examples: Examples,  # features, targets, offsets, weights
     key: Key,
     noise_multiplier: float,  # of all releases together
@@ -317,17 +332,18 @@ def _chosen_terms(
 
     def final(key: Key, index: int) -> tuple[Curves, dict[str, Any]]:
         """Releases the model of an index, as in `_Choice.which`, and its stats."""
-        # 0: lines; 1: curves; 1 + k: curves, with narrow hat functions in k columns.
+        # 0: the straight model; 1: curves; 1 + k: curves, with narrow hat functions in
+        # k columns.
         rare = jnp.zeros(0, "int32") if choice.rare is None else choice.rare
         finest = rare[: max(index - 1, 0)]
-        bent = terms if index else terms._replace(knots=())
+        bent = terms if index else straight
         multiplier = noise_multiplier / math.sqrt(rest)
         fitted, stats, *_ = bent.fit(examples, key, multiplier, execution, finest)
         of_fit = {name: rest * share for name, share in stats["shares"].items()}
         stats |= {"noise_multiplier": noise_multiplier, "gain": choice.gain}
         stats["shares"] = choice.shares | of_fit
         num_wide = len(fitted) - len(NARROW) * len(finest)
-        params = terms.curves(fitted[:num_wide], index > 0)
+        params = at_knots(bent.curves(fitted[:num_wide]), terms.knots)
         if choice.rare is not None:
             params = at_finest(params, finest, fitted[num_wide:])
         return params, stats
@@ -346,7 +362,7 @@ def _chosen_terms(
 class _Choice(NamedTuple):
     """Holds a released choice of terms."""
 
-    which: jax.Array  # 0: lines; 1: curves; 1 + k: narrow functions in k columns
+    which: jax.Array  # index of the model, as `_chosen_terms` numbers them
     gain: jax.Array  # a scalar
     rare: jax.Array | None  # columns for narrow functions; None: no such choice
     shares: dict[str, float]  # shares of the budget that the choice costs

@@ -162,6 +162,7 @@ def fit_columns(
         params, stats = fit(kind, examples, **release)
         return by_column(params), stats, None, None
     params, errors, correlations, stats = fit_with_errors(kind, examples, **release)
+    stats["noise_errors"] = by_column(stats["noise_errors"])
     if intercept is not None:
         indices = jnp.append(jnp.asarray(indices), intercept)
     order = jnp.argsort(indices)

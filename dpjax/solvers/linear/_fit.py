@@ -19,6 +19,7 @@ from dpjax.batching import Full
 from dpjax.losses import LinearLoss
 from dpjax.losses._residual_losses import Huber
 from dpjax.mechanisms._additive import gaussian_of_padded
+from dpjax.solvers.linear._bends import with_bends
 from dpjax.solvers.linear._constant import best_constant, largest_slope
 from dpjax.solvers.linear._kind import Examples, ModelKind, Records, Shares, by_block
 from dpjax.solvers.linear._steps import (
@@ -57,6 +58,8 @@ _BEYOND_RADIUS, _MOST_BEYOND = 20.0, 0.1
 # near its minimum. With ones instead, if R is large, the center would be mostly noise.
 _ONES = 0.5
 _NO_ROWS = 2.0**-19  # upper end of the lowest bin, which holds zeros
+# The share of the moments' budget for features, if hat functions have the rest.
+_LINES = 5 / 6
 # The norm of the first step, in clip norm / sqrt(d), the size of a weight that matters.
 # Few steps must begin with a large one, unless n is this multiple of a gradient's
 # noise.
@@ -321,9 +324,10 @@ def _coordinates(
     `multipliers` are the releases' noise multipliers, and `num_steps` steps follow.
     """
     # The programs are separate, so that noisy quantiles are compiled once.
-    examples = records.examples
-    num_samples, num_features = kind.shape(examples.features)
+    examples, lines = records.examples, kind._replace(bends=None)
+    num_samples, num_features = lines.shape(examples.features)
     size_key, mean_key, radius_key, moments_key, norm_key = _keys.split(key, 5)
+    keys = (moments_key,) if kind.bends is None else _keys.split(moments_key)
     mean_keys = size_key, mean_key
     constant, size, stats = best_constant(kind, records, mean_keys, multipliers)
 
@@ -336,11 +340,23 @@ def _coordinates(
     )
     # Otherwise noise in columns of zeros would become weights of a million.
     radius = jnp.where(radius <= _NO_ROWS, 1.0, radius)
-    white, z = whitened(kind, examples, radius, moments_key, multipliers.moments)
+    share = 1.0 if kind.bends is None else _LINES
+    multiplier = multipliers.moments / math.sqrt(share)
+    white, z = whitened(lines, examples, radius, keys[0], multiplier)
+    if kind.bends is not None:
+        white, z = with_bends(
+            kind,
+            examples,
+            white,
+            z,
+            stats["mean_weight"] if kind.has_intercept else None,
+            keys[-1],
+            multipliers.moments / math.sqrt(1 - share),
+        )
     offsets, params, gradient_norms, largest = _first(kind, examples, z, constant, size)
     rows = z, offsets, examples.targets, examples.weights
     share = kind.block_shares["weights"]
-    num_weights = num_features * kind.loss.num_outputs
+    num_weights = z.shape[1] * kind.loss.num_outputs
     steps = multipliers.steps  # of all steps together
     num_clipped = _CLIPPED * 2 * steps * math.sqrt(num_steps * num_weights / share)
     norms: dict[str, Scalar] = {

@@ -82,6 +82,7 @@ _OUTER_SHARE = 0.6
 _OUTER = "_beyond"  # suffix of the name of that part
 # The relative error of the estimated bias, besides the noise of counts.
 _MODEL_ERROR = 0.25
+_clipped = jax.vmap(clip_to_norm, (0, None))  # clips each row to one norm
 
 
 def _shares(shape: tuple[int, ...], noise_multiplier: float) -> dict[str, float]:
@@ -110,10 +111,10 @@ class Curvatures(NamedTuple):
 class Scores(NamedTuple):
     """Holds means and moments of gradients (scores) in directions of `Curvatures`."""
 
+    moments: jax.Array  # (k, k), noisy second moments
     mean: jax.Array  # (k,), corrected by an estimate of the bias of clipping
     stddev: jax.Array  # (k,), of the mean's noise
-    moments: jax.Array  # (k, k), noisy second moments
-    bias: jax.Array  # (k, blocks), the stddev of the estimated bias
+    bias: jax.Array  # (blocks, k), the stddev of the estimated bias
     units: jax.Array  # (k,), by which to multiply the mean and its errors
     is_heavy: jax.Array  # whether the tail is too heavy for that estimate
 
@@ -160,7 +161,14 @@ def fit_with_errors(
     start_key, fit_key, curvature_key, size_key, score_key = _keys.split(key, 5)
     row_keys, curvature_keys = _keys.split(start_key), _keys.split(curvature_key)
 
-    white, examples = _in_rough_coordinates(kind, examples, row_keys, multipliers)
+    def bound_of(norms: jax.Array, key: Key, name: str) -> jax.Array:
+        return noisy_bound(key, gathered(norms), noise_multiplier=multipliers[name])
+
+    radius = bound_of(norms_of_rows(kind, examples), row_keys[0], "row_lengths")
+    release = kind, examples, radius, row_keys[1], multipliers["row_moments"]
+    white, z = whitened(*release, floors=_FLOORS)
+    examples = examples._replace(features=bounded(z))
+    del z  # frees memory
     kind = kind._replace(basis=themselves)
     first, fit_stats = fit(
         kind,
@@ -172,11 +180,7 @@ def fit_with_errors(
     # With a Huber loss in scales, all numbers below are in units of the scale.
     unit = fit_stats.get("residual_scale", jnp.ones((), examples.targets.dtype))
     first, rows, slopes = _linearized(kind, examples, first, unit)
-    radius = noisy_bound(
-        curvature_keys[0],
-        gathered(row_norms(rows)),
-        noise_multiplier=multipliers["curvature_lengths"],
-    )
+    radius = bound_of(row_norms(rows), curvature_keys[0], "curvature_lengths")
     moments, noise = noisy_second_moments(
         curvature_keys[1],
         rows,
@@ -187,7 +191,7 @@ def fit_with_errors(
     curvatures = _curvatures(kind.has_intercept, moments, noise)
     samples = _scores(kind.has_intercept, examples.features, slopes, curvatures.root)
     scores = released_scores(kind, samples, size_key, score_key, multipliers)
-    params, errors, correlations = _newton_step(
+    params, *errors, correlations = _newton_step(
         kind, num_samples, white, unit, first, curvatures, scores
     )
     many_above = num_above(multipliers["row_lengths"]) > _MOST_ABOVE * num_samples
@@ -200,27 +204,9 @@ def fit_with_errors(
         "noise_multiplier": noise_multiplier,
         "shares": shares | within,
         "num_hidden": curvatures.num_hidden,
+        "noise_errors": errors[1],
     }
-    return params, errors, correlations, stats
-
-
-def _in_rough_coordinates(
-    kind: ModelKind,  # the static description of the model
-    examples: Examples,  # features, targets, offsets, weights
-    keys: tuple[Key, ...],  # for a bound of row norms, for second moments
-    multipliers: dict[str, float],  # noise multipliers by release
-) -> tuple[Whitening, Examples]:
-    """Releases a first whitening map of features, and returns examples mapped by it."""
-    # With correlated features, noise would hide more directions of the Hessian.
-    radius = noisy_bound(
-        keys[0],
-        gathered(norms_of_rows(kind, examples)),
-        noise_multiplier=multipliers["row_lengths"],
-    )
-    white, z = whitened(
-        *(kind, examples, radius, keys[1], multipliers["row_moments"]), floors=_FLOORS
-    )
-    return white, examples._replace(features=bounded(z))
+    return params, errors[0], correlations, stats
 
 
 @partial(jax.jit, static_argnums=0)
@@ -254,9 +240,9 @@ def _curvatures(has_intercept: bool, moments: jax.Array, stddev: Scalar) -> Curv
     A Newton step leaves out eigenvectors with eigenvalues that may be noise: they are
     zeros, and in `hidden` instead. The last column is for an intercept, rows centered.
     """
-    size = len(moments)
     stddev = jnp.asarray(stddev, moments.dtype)
-    least = _CLEAR * math.sqrt(2 * size) * stddev  # noise's largest eigenvalue, doubled
+    # The noise's largest eigenvalue, doubled.
+    least = _CLEAR * math.sqrt(2 * len(moments)) * stddev
     if not has_intercept:
         return Curvatures(*_directions(moments, least), stddev)
     # The level is the last direction. The other directions are found for centered rows.
@@ -317,44 +303,44 @@ def _newton_step(
     first: Params,  # params of the fit
     curvatures: Curvatures,  # directions in which the Hessian is the identity
     scores: Scores,  # means and second moments of gradients
-) -> tuple[Params, Params, jax.Array]:  # params, errors, correlations
+) -> tuple[Params, Params, Params, jax.Array]:  # params, errors, correlations
     """Returns params after a Newton step, standard errors and correlations (k, k).
 
     They are in the units of the features, from released numbers. Errors count sampling
-    and all noise, and are infinite for params that depend on hidden directions.
+    and all noise, then noise alone, and are infinite for params that depend on hidden
+    directions.
     """
     root, hidden, num_hidden, noise = curvatures
     units = scores.units / kind.loss.curvature_bound
     scale = jnp.max(units)  # so that squares neither overflow nor underflow
-    start = (
-        jnp.hstack([first[x] for x in ("weights", "intercept") if x in first]) / scale
-    )
+    start = jnp.hstack([first[x] for x in ("weights", "intercept") if x in first])
+    start = start / scale
     identity = jnp.eye(len(root), dtype=root.dtype)
 
     slope = -root * (units / scale)[None, :]  # derivative of the step in the mean
     step = slope @ scores.mean
     values, vectors = jnp.linalg.eigh(scores.moments)
     spread = (vectors * jnp.maximum(values, 0)[None, :]) @ vectors.T / num_samples
-    spread = spread + jnp.diag(scores.stddev**2) + scores.bias @ scores.bias.T
+    noisy = jnp.diag(scores.stddev**2) + scores.bias.T @ scores.bias
     # The noise E of H, symmetric, makes H^-1 E step of the step: E[E v v^T E] for a
     # vector v is s^2 / 2 (|v|^2 + v v^T). Along hidden directions, where there is no
     # step, the error of the fit is assumed to be as large as the fit itself.
     inverse = root @ root.T
     unseen = jnp.where(num_hidden > 0, jnp.sum(start**2), 0.0)
     doubt = (jnp.sum(step**2) + unseen) * identity + jnp.outer(step, step)
-    doubt = inverse @ (noise**2 / 2 * doubt) @ inverse
-    covariance = slope @ spread @ slope.T + doubt
+    noisy = slope @ noisy @ slope.T + inverse @ (noise**2 / 2 * doubt) @ inverse
     if kind.has_intercept and not (kind.is_robust or kind.loss == squared):
         # The third derivative is at most the second (Bach 2010), so the error of the
         # level is at most half the H-weighted mean of squared changes.
         turn = jnp.sum((units / scale * scores.mean) ** 2) * scale * root[-1, -1] ** 2
-        covariance = covariance.at[-1, -1].add(turn**2 / 4)
+        noisy = noisy.at[-1, -1].add(turn**2 / 4)
     # In features the weights are A w, and the intercept decreases by <center, A w>.
     back = white.matrix
     if kind.has_intercept:
         back = _with_level(back, -white.center @ back, 1.0)
     params = back @ (start + step)
-    covariance = back @ covariance @ back.T
+    noisy = back @ noisy @ back.T
+    covariance = back @ slope @ spread @ slope.T @ back.T + noisy
     variances = jnp.diag(covariance)
     # A hidden direction is known up to noise of about E / curvature in the clear ones.
     loadings = jnp.sum((back @ hidden) ** 2, axis=1)
@@ -363,11 +349,16 @@ def _newton_step(
     is_known = is_known & ~scores.is_heavy
     errors = jnp.where(is_known, jnp.sqrt(variances) * scale * unit, jnp.inf)
     errors = jnp.where(errors > 0, errors, jnp.inf)
+    noise_errors = jnp.sqrt(jnp.clip(jnp.diag(noisy), 0, variances)) * scale * unit
+    noise_errors = jnp.where(jnp.isfinite(errors), noise_errors, jnp.inf)
     params = jnp.nan_to_num(params * scale * unit)
     inverses = jnp.where(jnp.isfinite(errors), scale * unit / errors, 0.0)
     correlations = covariance * jnp.outer(inverses, inverses)
     correlations = jnp.fill_diagonal(correlations, 1.0, inplace=False)
-    return _parts(kind, params), _parts(kind, errors), correlations
+    params, errors, noise_errors = (
+        _parts(kind, x) for x in (params, errors, noise_errors)
+    )
+    return params, errors, noise_errors, correlations
 
 
 def _parts(kind: ModelKind, values: jax.Array) -> Params:
@@ -423,7 +414,8 @@ def released_scores(
     mean = noisy_mean(estimator, samples, *args)
     size = sum(x.size for x in mean.values())
     noise = estimator.noise_parameters(multipliers["scores"], num_samples, size)
-    rows, scores = _corrected(tuple(shares.items()), samples, mean, excess, halves)
+    parts = samples, mean, excess, halves, noise["stddev"]
+    rows, *of_mean = _corrected(tuple(shares.items()), *parts)
     moments, _ = noisy_second_moments(
         moments_key,
         rows,
@@ -431,8 +423,7 @@ def released_scores(
         noise_multiplier=multipliers["score_moments"],
         axis_name=kind.axis_name,
     )
-    stddev = scores.stddev * like(noise["stddev"], scores.stddev)
-    return scores._replace(stddev=stddev, moments=moments)
+    return Scores(moments, *of_mean)
 
 
 @jax.jit
@@ -442,10 +433,6 @@ def _in_parts(samples: Params, halves: Params) -> Params:
     return inner | {name + _OUTER: x - inner[name] for name, x in samples.items()}
 
 
-def _clipped(rows: jax.Array, norm: jax.Array) -> jax.Array:
-    return jax.vmap(clip_to_norm, (0, None))(rows, norm)
-
-
 @partial(jax.jit, static_argnums=0)
 def _corrected(
     shares: tuple[tuple[str, float], ...],  # of the budget, by block
@@ -453,15 +440,14 @@ def _corrected(
     mean: Params,  # of the parts, released
     excess: dict[str, Excess],  # how much norms exceed the bounds
     halves: Params,  # half of the bounds
-) -> tuple[jax.Array, Scores]:  # rows, scores
-    """Returns rows for second moments, and `Scores` with the corrected mean gradient.
+    stddev: Scalar,  # of the noise of the parts
+) -> tuple[jax.Array, ...]:
+    """Returns rows for second moments, and the fields of `Scores` after `moments`.
 
     Rows (n, k) are gradients, corrected for clipping by `excess` like the mean, and
-    scaled to norms up to 1. `stddev` is in units of the stddev of the parts' noise, and
-    `moments` are zeros, until the caller sets both.
+    scaled to norms up to 1.
     """
-    means, noises, biases, units, rows = [], [], [], [], []
-    is_heavy = jnp.zeros((), bool)
+    blocks, is_heavy = [], jnp.zeros((), bool)
     for block, (name, share) in enumerate(shares):
         ratio, error, heavy = excess[name]
         is_heavy = is_heavy | heavy
@@ -470,22 +456,14 @@ def _corrected(
         inner = 1 / math.sqrt((1 - _OUTER_SHARE) * share)
         outer = 1 / math.sqrt(_OUTER_SHARE * share)
         remainder = outer * mean[name + _OUTER]
-        means.append(to_unit * (inner * mean[name] + (1 + ratio) * remainder))
+        corrected = to_unit * (inner * mean[name] + (1 + ratio) * remainder)
         noise = to_unit * jnp.hypot(inner, (1 + ratio) * outer)
-        noises.append(jnp.full_like(remainder, noise))
+        noise = jnp.full_like(remainder, noise * like(stddev, noise))
         off = jnp.hypot(error, _MODEL_ERROR * ratio) * to_unit * remainder
-        biases.append(jnp.outer(off, jnp.eye(len(shares), dtype=off.dtype)[block]))
-        units.append(jnp.full_like(remainder, halves[name] / to_unit))
+        off = jnp.outer(jnp.eye(len(shares), dtype=off.dtype)[block], off)
+        unit = jnp.full_like(remainder, halves[name] / to_unit)
         row = (1 + ratio) * _clipped(samples[name + _OUTER], halves[name])
-        row = samples[name] + row
-        rows.append(to_unit / halves[name] * row)
-    joined = jnp.concatenate(rows, axis=-1)
-    scores = Scores(
-        jnp.concatenate(means),
-        jnp.concatenate(noises),
-        jnp.zeros((joined.shape[1], joined.shape[1]), joined.dtype),
-        jnp.concatenate(biases),
-        jnp.concatenate(units),
-        is_heavy,
-    )
-    return joined, scores
+        row = to_unit / halves[name] * (samples[name] + row)
+        blocks.append((row, corrected, noise, off, unit))
+    joined = (jnp.concatenate(x, axis=-1) for x in zip(*blocks, strict=True))
+    return *joined, is_heavy

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import jax
@@ -12,6 +13,7 @@ from dpjax._sharding import AxisName, by_device, row_axes, zeros
 from dpjax._types import PyTree
 from dpjax.losses import LinearLoss, squared
 from dpjax.losses._residual_losses import Huber
+from dpjax.solvers.training._curves import bounded, hats
 
 # Makes features (n, d) of columns (n, c), each record by itself.
 Basis = Callable[[jax.Array], jax.Array]
@@ -66,6 +68,32 @@ def by_block(
 _INTERCEPT_SHARE = 0.1  # of the steps' budget
 
 
+@dataclass(frozen=True)
+class Bends:
+    """Makes hat functions of some columns, each record by itself.
+
+    Together with a column's line they can be any curve that is linear between the
+    knots and constant beyond them, and zero at zero.
+    """
+
+    places: tuple[int, ...]  # indices of the k columns
+    knots: tuple[float, ...]  # m + 1 positions, with zero, which has no hat function
+
+    @property
+    def num_functions(self) -> int:
+        """Counts the hat functions of all columns."""
+        return len(self.places) * (len(self.knots) - 1)
+
+    def __call__(self, columns: jax.Array) -> jax.Array:
+        """Returns the values, in [0, 1], of hat functions of columns (n, c): (n, k m).
+
+        Those of one column add up to at most 1, and at most two neighbors are not zero.
+        """
+        values = hats(bounded(columns[:, jnp.asarray(self.places)]), self.knots)
+        values = jnp.delete(values, self.knots.index(0.0), axis=-1)
+        return values.reshape(len(columns), -1)
+
+
 class ModelKind(NamedTuple):
     """Holds the static description of a linear model: loss, intercept and features."""
 
@@ -74,10 +102,13 @@ class ModelKind(NamedTuple):
     has_exposures: bool  # whether offsets are logarithms of exposures
     axis_name: AxisName | None  # the mesh axes over which records are sharded
     basis: Basis = themselves  # makes features of the columns of a record
+    bends: Bends | None = None  # makes hat functions of the columns, more features
 
     def shape(self, columns: jax.Array) -> tuple[int, int]:
-        """Returns the shape (n, d) of the features."""
-        return len(columns), jax.eval_shape(self.basis, columns).shape[1]
+        """Returns the shape (n, d) of the features, with hat functions."""
+        num_functions = self.bends.num_functions if self.bends else 0
+        num_features = jax.eval_shape(self.basis, columns).shape[1]
+        return len(columns), num_features + num_functions
 
     @property
     def has_labels(self) -> bool:

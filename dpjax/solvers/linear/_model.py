@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from dp_accounting import ZCDpEvent
 
-from dpjax import _keys, _validate, accounting
+from dpjax import _keys, _validate
 from dpjax._rounding import ROUNDED_UP
 from dpjax._sharding import check_key_of_rows, gathered, with_auto_axes
 from dpjax._tree import linear_data
@@ -30,6 +30,7 @@ from dpjax.mechanisms import peeling
 from dpjax.solvers.linear._columns import fit_columns, on_sample, problem
 from dpjax.solvers.linear._fit import fit, slope_norms
 from dpjax.solvers.linear._kind import CheckedData, Examples, ModelKind
+from dpjax.solvers.statistics._noisy_mean import one_gaussian
 from dpjax.solvers.statistics._noisy_quantile import noisy_quantile
 from dpjax.solvers.training._calibration import check_noise
 from dpjax.solvers.training._loop import Execution, check_execution
@@ -119,7 +120,8 @@ def dp_linear_model(
         is the median, and residual_scale is the unit of the residuals of "huber".
         `max_features` adds selected, the indices of the chosen columns, ascending;
         `intervals` adds num_hidden, the number of directions in which noise hides the
-        second derivative.
+        second derivative, and noise_errors (d,): the part of the standard errors that
+        noise and clipping make, so that sampling has the difference of squares.
 
     Raises:
         ValueError: if an argument is out of its range, or shapes do not fit; before any
@@ -255,14 +257,11 @@ def noise_of(
             rho = epsilon_to_rho(epsilon, delta)
             multiplier = math.sqrt(0.5 / rho)
         event = ZCDpEvent(rho)
+    elif epsilon is not None:
+        return one_gaussian(epsilon, delta, num_samples)
     else:
-        if epsilon is not None:
-            multiplier = accounting.noise_multiplier(
-                epsilon, delta, accounting.Sampling(num_steps=1)
-            )
         assert multiplier is not None
-        if epsilon is None:
-            epsilon = gaussian_epsilon(multiplier, delta, sensitivity=1.0)
+        epsilon = gaussian_epsilon(multiplier, delta, sensitivity=1.0)
         event = gaussian_event(multiplier)
     assert multiplier is not None
     return multiplier, PrivacyGuarantee.of(

@@ -414,15 +414,10 @@ class _Method(NamedTuple):
         return self.descent(self.schedule or step_size)
 
 
-# The parties compare the programs of `_call` and `_grad`; nobody runs them.
+# The parties compare programs of `_call`; nobody runs them.
 @partial(jax.jit, static_argnums=0)
-def _call(fn: Callable[[PyTree], PyTree], argument: PyTree) -> PyTree:
-    return fn(argument)
-
-
-@partial(jax.jit, static_argnums=0)
-def _grad(loss_fn: LossFn, params: PyTree, record: PyTree) -> PyTree:
-    return jax.grad(loss_fn)(params, record)
+def _call(fn: Callable[..., PyTree], *arguments: PyTree) -> PyTree:
+    return fn(*arguments)
 
 
 def _programs(method: _Method, params, data, estimator, step_size) -> dict[str, Any]:
@@ -438,7 +433,7 @@ def _programs(method: _Method, params, data, estimator, step_size) -> dict[str, 
         "data": jax.tree.map(lambda x: str((x.shape, x.dtype)), record),
         "estimator": (str(jax.tree.structure(estimator)), estimator),
         "averaging": method.descent.averaging,
-        "loss_fn": _grad.trace(method.loss_fn, start, record),
+        "loss_fn": _call.trace(jax.grad(method.loss_fn), start, record),
         "learning_rate": (step_size, schedule and _call.trace(schedule, jnp.int32(0))),
         "projection_fn": project and _call.trace(project, start),
     }

@@ -14,7 +14,7 @@ from dpjax import _validate, losses
 from dpjax._rounding import ROUNDED_UP
 from dpjax._sharding import check_key_of_rows
 from dpjax._tree import arrays, clip, like, linear_data, num_coordinates, register
-from dpjax._types import Key, LossFn, PeelingNoise, PyTree, Scalar, Unit
+from dpjax._types import Key, LossFn, PeelingNoise, PyTree, Scalar
 from dpjax.accounting import PrivacyGuarantee, epsilon_to_rho
 from dpjax.batching import Disjoint
 from dpjax.constraints import L2Ball
@@ -101,25 +101,25 @@ def dp_iterative_hard_thresholding(
     num_samples = _validate.leading_size(data, "data")
     if num_steps is None:
         num_steps = papers_num_steps(num_samples)
-    budget = epsilon, delta
+    noise, rho = "gumbel", epsilon_to_rho(epsilon, delta)
     if delta == 0:
         # The scale of the noise is then 3 s / epsilon times the sensitivity.
-        rho = 5 * epsilon**2 / (18 * sparsity)
-        peeling = Peeling(sparsity, rho, "laplace", budget)
-    else:
-        peeling = Peeling(sparsity, epsilon_to_rho(*budget), "gumbel", budget)
+        noise, rho = "laplace", 5 * epsilon**2 / (18 * sparsity)
     step = PeeledStep(
         loss_fn=loss_fn,
         batches=Batches.of(data, num_steps, Disjoint(), execution),
         estimator=estimator,
         learning_rate=learning_rate,
-        rho=peeling.rho,
+        rho=rho,
         sparsity=sparsity,
-        noise=peeling.noise,
+        noise=noise,
     )
     params, _ = iterate(step, params, data, key=key, execution=execution)
-    stats = peeling.stats(num_samples, num_steps, step.sensitivity_at(params))
-    return Solution(params, peeling.guarantee(num_samples, unit_of(data)), stats)
+    event, unit = ZCDpEvent(rho), unit_of(data)
+    privacy = PrivacyGuarantee.of(
+        epsilon, delta, dp_event=event, num_samples=num_samples, unit=unit
+    )
+    return Solution(params, privacy, step.stats(step.sensitivity_at(params)))
 
 
 def dp_sparse_linear_regression(
@@ -205,7 +205,7 @@ def dp_sparse_linear_regression(
         threshold = design.best_threshold(num_steps)
     _validate.within(1e-8, 1e12, threshold=threshold)
     share = _MEAN_SQUARE_SHARE if learning_rate is None else 0.0
-    peeling = Peeling(sparsity, (1 - share) * rho, "gumbel", (epsilon, delta))
+    of_steps = (1 - share) * rho
 
     key, scale_key = jax.random.split(key)
     rate: Scalar | None = learning_rate
@@ -218,45 +218,19 @@ def dp_sparse_linear_regression(
         threshold=threshold,
         radius=radius,
         learning_rate=rate,
-        rho=peeling.rho,
+        rho=of_steps,
         sparsity=sparsity,
-        noise=peeling.noise,
+        noise="gumbel",
     )
     params, state = iterate(step, params, data, key=key, execution=execution)
-    stats = peeling.stats(num_samples, num_steps, state.sensitivity)
+    stats = step.stats(state.sensitivity)
     stats |= {"threshold": threshold, "learning_rate": rate}
     stats["is_informative"] = stats["noise_norm"] < radius
-    spent = peeling._replace(rho=peeling.rho + share * rho)
-    return Solution(params, spent.guarantee(num_samples), stats)
-
-
-class Peeling(NamedTuple):
-    """Describes peeling, a private choice and noisy release of s large entries."""
-
-    sparsity: int  # s
-    rho: float  # zCDP cost of one peeling
-    noise: PeelingNoise  # "gumbel", or "laplace" as in the papers
-    privacy: tuple[float, float]  # of one peeling, and so of all on disjoint batches
-
-    def stats(self, num_samples: int, num_steps: int, sensitivity: Scalar) -> dict:
-        """Returns the stats of a solver's run by name: sizes, sensitivity, noise."""
-        # A step uses n / T records. `sensitivity` is that of eta g in the linf norm.
-        rounds = 1.0 if self.noise == "gumbel" else 2.5
-        scale = sensitivity * math.sqrt(rounds * self.sparsity / self.rho)
-        return {
-            "num_steps": num_steps,
-            "batch_size": num_samples // num_steps,
-            "linf_sensitivity": sensitivity,
-            "noise_scale": scale,
-            "noise_norm": scale * math.sqrt(self.sparsity),
-        }
-
-    def guarantee(self, num_samples: int, unit: Unit = "record") -> PrivacyGuarantee:
-        """Returns the guarantee of all steps."""
-        event = ZCDpEvent(self.rho)
-        return PrivacyGuarantee.of(
-            *self.privacy, dp_event=event, num_samples=num_samples, unit=unit
-        )
+    event = ZCDpEvent(of_steps + share * rho)
+    privacy = PrivacyGuarantee.of(
+        epsilon, delta, dp_event=event, num_samples=num_samples
+    )
+    return Solution(params, privacy, stats)
 
 
 @register("estimator", "learning_rate", "rho", "key")
@@ -266,9 +240,9 @@ class PeeledStep(OptaxStep):
 
     estimator: Estimator | None = None
     learning_rate: Scalar
-    rho: Scalar
-    sparsity: int
-    noise: PeelingNoise
+    rho: Scalar  # zCDP cost of one step
+    sparsity: int  # s
+    noise: PeelingNoise  # "gumbel", or "laplace" as in the papers
 
     def estimator_at(self, params: PyTree) -> Estimator:
         """Returns the robust mean; its bound may depend on the released parameters."""
@@ -280,6 +254,19 @@ class PeeledStep(OptaxStep):
         estimator, size = self.estimator_at(params), num_coordinates(params)
         change = estimator.sensitivity(self.batches.divisor, size).linf
         return self.learning_rate * change * ROUNDED_UP
+
+    def stats(self, sensitivity: Scalar) -> dict[str, Scalar]:
+        """Returns the stats of a solver's run by name: sizes, sensitivity, noise."""
+        # `sensitivity` is that of eta g in the linf norm.
+        rounds = 1.0 if self.noise == "gumbel" else 2.5
+        scale = sensitivity * math.sqrt(rounds * self.sparsity / self.rho)
+        return {
+            "num_steps": self.batches.start.num_steps,
+            "batch_size": self.batches.divisor,
+            "linf_sensitivity": sensitivity,
+            "noise_scale": scale,
+            "noise_norm": scale * math.sqrt(self.sparsity),
+        }
 
     def optimizer(self, params: PyTree) -> optax.GradientTransformation:
         """Returns the optax chain of a step from params, for per-example gradients."""

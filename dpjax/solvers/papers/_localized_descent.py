@@ -194,8 +194,9 @@ class Theory(NamedTuple):
     def of(
         cls, epsilon, delta, moment_bound, moment_order, diameter, dimension
     ) -> "Theory":
-        """Returns G, k, R, d and kappa, from which the settings of phases follow."""
-        # moment_bound is G^k, `diameter` 2 R, and `dimension` the number of parameters.
+        """Returns the theorem's assumptions, which determine the settings of phases."""
+        # They are G, with G^k = moment_bound, k, the ball's radius, the number of
+        # parameters, and the noise multiplier of one release with the whole budget.
         _validate.positive(moment_bound=moment_bound, moment_order=moment_order)
         _validate.within(1e-20, 1e30, diameter=diameter)
         rule = "at least 2 and finite, because the theorem asks for a second moment"
@@ -237,8 +238,8 @@ def check_size(relative_risk: Callable[[int], float], data: Any) -> int:
         enough = math.ceil(1.1 * enough)
     if enough > num_samples:
         raise ValueError(
-            f"data must have about {enough} records or more, so that the theorem is "
-            f"better than the center of the ball, got {num_samples}."
+            f"data must have about {enough} records or more, so that the proved bound "
+            f"on the risk is below the risk of the ball's center, got {num_samples}."
         )
     return num_samples
 

@@ -17,6 +17,7 @@ import numpy as np
 import scipy.linalg
 
 from dpjax import _validate
+from dpjax._tree import real_pair
 from dpjax._types import PyTree
 from dpjax.accounting import discrete_gaussian_stddev, gaussian_stddev
 from dpjax.losses import MarginLoss
@@ -28,7 +29,6 @@ from dpjax.solvers.papers._objective_perturbation import (
     Objective,
     Perturbation,
     checked_loss,
-    checked_pair,
     released_dtype,
     signed_rows,
 )
@@ -104,7 +104,7 @@ def dp_multiparty_objective_perturbation(
     loss = checked_loss(loss, regularization)
     is_fine = isinstance(secure_sum, SecureSum) and secure_sum.max_dropouts == 0
     _validate.require(is_fine, "secure_sum", secure_sum, "a SecureSum(max_dropouts=0)")
-    features, labels = checked_pair(features, labels)
+    features, labels = real_pair(features, labels, "labels")
     num_features, dtype = features.shape[1], released_dtype(features)
     settings = {
         "epsilon": float(epsilon),
@@ -294,7 +294,7 @@ class _Party:
         mine = words.tobytes() if transport.party == 0 else b""
         message = transport.exchange(mine, words.nbytes)[0]
         if message is None:
-            raise PartyError([0], "the aggregator sent nothing")
+            raise PartyError([0], "the aggregator sent nothing; start the job again")
         words = np.frombuffer(message)
         return words[0], words[1:].reshape(len(_LENGTHS) + 1, -1)
 

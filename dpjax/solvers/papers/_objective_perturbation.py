@@ -11,6 +11,7 @@ import numpy as np
 
 from dpjax import _validate
 from dpjax._sharding import check_key_of_rows, gathered
+from dpjax._tree import real_pair
 from dpjax._types import Key, Scalar
 from dpjax.accounting import gaussian_stddev
 from dpjax.accounting._objective import objective_noise
@@ -90,8 +91,7 @@ def dp_objective_perturbation(
     check_budget(epsilon, delta)
     check_key_of_rows(key, (features, labels))
     loss = checked_loss(loss, regularization)
-    features, labels = gathered((features, labels))
-    features, labels = checked_pair(features, labels)
+    features, labels = gathered(real_pair(features, labels, "labels"))
     output_epsilon, output_delta = OUTPUT_SHARE * epsilon, OUTPUT_SHARE * delta
     plan = Perturbation.of(
         Objective(loss, *features.shape),
@@ -207,19 +207,6 @@ def checked_loss(loss: MarginLoss | None, regularization: float) -> MarginLoss:
     return loss
 
 
-def checked_pair(features: jax.Array, labels: jax.Array) -> tuple[Any, Any]:
-    """Returns real arrays, features (n, d) and labels (n,), not empty, or raises."""
-    pair = _validate.numbers(features, "features"), _validate.numbers(labels, "labels")
-    for name, array, num_axes in zip(("features", "labels"), pair, (2, 1), strict=True):
-        is_fine = hasattr(array, "dtype") and array.ndim == num_axes and array.size > 0
-        is_fine = is_fine and not jnp.iscomplexobj(array)
-        shown = getattr(array, "aval", type(array).__name__)
-        rule = f"a real array of ndim {num_axes}, not empty"
-        _validate.require(is_fine, name, shown, rule)
-    _validate.leading_size(pair, "features and labels")
-    return pair
-
-
 def released_dtype(features: jax.Array) -> np.dtype:
     """Returns the dtype of features, or float32 if it is no float or x64 is off."""
     is_float = jnp.issubdtype(features.dtype, jnp.floating)
@@ -290,7 +277,7 @@ def minimize(objective: Objective, rows, convexity, eta, gradient_norm) -> jax.A
         return norm + error <= gradient_norm
 
     def descend(step: _Step) -> _Step:
-        """Returns the point of least gradient of eight Newton and a gradient step."""
+        """Returns the best of eight Newton steps and a gradient step, by |gradient|."""
         factor = jax.scipy.linalg.cho_factor(hessian(step.params))
         newton = jax.scipy.linalg.cho_solve(factor, step.gradient)
         moves = jnp.concatenate(

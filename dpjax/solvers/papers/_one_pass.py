@@ -47,7 +47,7 @@ from dp_accounting import RandomizedResponseDpEvent
 
 from dpjax import _validate
 from dpjax._sharding import check_key_of_rows, gathered
-from dpjax._tree import arrays
+from dpjax._tree import arrays, real_pair
 from dpjax._types import Key, PyTree, Scalar
 from dpjax.accounting import PrivacyGuarantee, gaussian_event
 from dpjax.losses import LinearLoss
@@ -127,7 +127,11 @@ def dp_one_pass_sco(
     is_fine = isinstance(loss, LinearLoss) and loss.is_convex and loss.num_outputs == 1
     is_fine = is_fine and loss.curvature_bound < math.inf
     _validate.require(is_fine, "loss", loss, rule)
-    features, targets = _arrays(data)
+    is_fine = isinstance(data, tuple) and len(data) == 2
+    _validate.require(is_fine, "data", type(data), "a pair (features, targets)")
+    pair = real_pair(data[0], data[1], "targets")
+    # Steps take all records in order, so each device needs all.
+    features, targets = gathered(arrays(pair))
     params, num_features = jnp.asarray(params), features.shape[1]
     is_fine = params.shape == (num_features,)
     is_fine = is_fine and jnp.issubdtype(params.dtype, jnp.floating)
@@ -273,17 +277,3 @@ def _one_pass(loss, rows, center, start, radius, clipped, rate) -> jax.Array:
 def _into_ball(vector: jax.Array, radius: jax.Array) -> jax.Array:
     norm = jnp.linalg.norm(vector)
     return vector * jnp.where(norm > radius, radius / norm, 1.0)
-
-
-def _arrays(data: PyTree) -> tuple[jax.Array, jax.Array]:
-    """Returns features (n, d) and targets (n,), gathered from all devices.
-
-    Steps take all records in order. Raises `ValueError` for data that are no such pair.
-    """
-    is_fine = isinstance(data, tuple) and len(data) == 2
-    _validate.require(is_fine, "data", type(data), "a pair (features, targets)")
-    features, targets = gathered(arrays(data))
-    rule = "features of shape (n, d) and targets of shape (n,)"
-    is_fine = features.ndim == 2 and targets.shape == features.shape[:1]
-    _validate.require(is_fine, "data", [features.shape, targets.shape], rule)
-    return features, targets

@@ -102,7 +102,7 @@ def dp_sample_and_aggregate(
     _validate.positive(spread=spread)
     data = gathered(arrays(data))
     subsets = _Subsets(_validate.leading_size(data, "data"), num_subsets, overlap)
-    rule = f"at most {overlap=} times the {subsets.num_samples} records"
+    rule = f"at most {overlap=} times the number of records, {subsets.num_samples}"
     is_fine = subsets.per_order <= subsets.num_samples
     _validate.require(is_fine, "num_subsets", num_subsets, rule)
     template = _template(fit_fn, data, subsets, center, vectorize)
@@ -200,9 +200,8 @@ def _noise(
     needed = least_num_points(min(enough), subsets.overlap)
     epsilon, delta, size = setting
     rule = (
-        f"at least {needed} for {claim(epsilon, delta)}, {size} coordinates and "
-        f"overlap = {subsets.overlap}, as with fewer the least noise is the diameter "
-        "or more"
+        f"at least {needed} for {claim(epsilon, delta)}, results of size {size} and "
+        f"overlap = {subsets.overlap}: with fewer, the noise exceeds the diameter"
     )
     _validate.require(subsets.number >= needed, "num_subsets", subsets.number, rule)
 

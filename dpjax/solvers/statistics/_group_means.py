@@ -132,14 +132,9 @@ def dp_group_means(
     count_key, mean_key, quantile_key = _keys.split(key, 3)
     rest = 1 - _QUANTILES if quantiles else 1.0
     params, errors = {}, {}
+    of_counts = multiplier / math.sqrt(rest * _COUNTS)
     counted, errors["counts"] = _counted(
-        num_groups,
-        count_key,
-        samples,
-        indices,
-        middle,
-        reach,
-        multiplier / math.sqrt(rest * _COUNTS),
+        num_groups, count_key, samples, indices, middle, reach, of_counts
     )
     params["counts"] = counted.counts
     means = _means(mean_key, counted, (multiplier, rest), reach)

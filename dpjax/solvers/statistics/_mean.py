@@ -6,7 +6,6 @@ from typing import Any, Literal, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from dpjax import _keys, _validate
 from dpjax._sharding import (
@@ -16,7 +15,7 @@ from dpjax._sharding import (
     row_axes,
     with_auto_axes,
 )
-from dpjax._tree import Static, arrays, as_float, like, num_coordinates
+from dpjax._tree import Static, arrays, as_float, like, num_coordinates, split
 from dpjax._types import Key, PyTree, Scalar
 from dpjax.batching import Full
 from dpjax.estimators import Clipping, Estimator
@@ -166,12 +165,9 @@ def dp_mean(
 def _leaves(vector: jax.Array, samples: PyTree) -> PyTree:
     """Returns a released vector (d,) as a pytree like one of the user's samples."""
     leaves, structure = jax.tree.flatten(samples)
-    ends = np.cumsum([leaf.size // len(leaf) for leaf in leaves])
-    parts = [
-        part.reshape(leaf.shape[1:])
-        for part, leaf in zip(jnp.split(vector, ends[:-1]), leaves, strict=True)
-    ]
-    return structure.unflatten(parts)
+    parts = split(vector, [leaf.size // len(leaf) for leaf in leaves])
+    pairs = zip(parts, leaves, strict=True)
+    return structure.unflatten([x.reshape(leaf.shape[1:]) for x, leaf in pairs])
 
 
 @partial(jax.jit, static_argnums=0)

@@ -1,8 +1,8 @@
 """The parameters of an additive model, which is a sum of curves of single columns."""
 
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
-from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,7 @@ from dpjax._tree import register
 from dpjax._types import ArrayLike
 
 LARGEST = 1e15  # larger numbers are clipped to it, so that their squares stay finite
+_matmul = partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
 
 
 @jax.jit
@@ -70,12 +71,13 @@ class Curves:
         columns = bounded(columns.astype(self.slopes.dtype))
         if self.intercept is not None:
             columns = columns.at[:, self.intercept].set(1.0)
-        total = jnp.matmul(columns, self.slopes, precision=jax.lax.Precision.HIGHEST)
+        total = _matmul(columns, self.slopes)
         if not self.knots:
             return total
 
         def add(total: jax.Array, bent: tuple[jax.Array, jax.Array]):
-            return total + self._bend(*bent), None
+            values, heights = bent
+            return total + _matmul(hats(values, self.knots), heights), None
 
         bent = columns[:, jnp.asarray(self.smooth)].T, self.heights
         return jax.lax.scan(add, total, bent)[0]
@@ -90,17 +92,8 @@ class Curves:
         Raises:
             ValueError: If the index or the shape does not fit.
         """
-        num_columns = len(self.slopes)
-        rule = f"the index of a column, from 0 to {num_columns - 1}"
-        is_fine = isinstance(column, int | np.integer) and 0 <= column < num_columns
-        _validate.require(is_fine, "column", column, rule)
-        values = jnp.asarray(grid)
-        _validate.require(values.ndim == 1, "grid", values.shape, "an array of ndim 1")
-        values = bounded(values.astype(self.slopes.dtype))
-        line = jnp.multiply.outer(values, self.slopes[column])
-        if not self.knots or column not in self.smooth:
-            return line
-        return line + self._bend(values, self.heights[self.smooth.index(column)])
+        own, factors = self._factors(column, grid)
+        return _matmul(factors, self._flat()[own])
 
     def shapes(self) -> dict[int, tuple[jax.Array, jax.Array]]:
         """Returns a grid and the curve on it for each column but the intercept's.
@@ -124,10 +117,7 @@ class Curves:
     def errors(
         self, errors: "Curves", correlations: jax.Array, column: int, grid: ArrayLike
     ) -> jax.Array:
-        """Returns the standard errors of `curve`, shape (m,).
-
-        A curve is a sum of its slope and heights times known numbers. Its error is
-        infinite where a slope or height without a finite error is used.
+        """Returns the standard errors of `curve`, shape (m,), as `errors_of_sums` does.
 
         Args:
             errors: standard errors of slopes and heights; there is one output.
@@ -135,44 +125,58 @@ class Curves:
             column: as for `curve`, and it raises the same errors.
             grid: as for `curve`.
         """
-        self.curve(column, grid)  # raises if column or grid do not fit
-        # Each row of parts has the factors of this column's slope and heights.
-        values = bounded(jnp.asarray(grid).astype(self.slopes.dtype))
-        places, parts = [column], values[:, None]
+        own, factors = self._factors(column, grid)
+        return errors_of_sums(factors, errors._flat()[own], correlations[own][:, own])
+
+    def _flat(self) -> jax.Array:
+        """Returns all slopes, followed by all heights: a vector, or of K columns."""
+        heights = self.heights.reshape(-1, *self.slopes.shape[1:])
+        return jnp.concatenate([self.slopes, heights])
+
+    def _factors(self, column: int, grid: ArrayLike) -> tuple[jax.Array, jax.Array]:
+        """Returns the indices in `_flat` that a curve adds up, and factors (m, ...)."""
+        num_columns = len(self.slopes)
+        rule = f"the index of a column, from 0 to {num_columns - 1}"
+        is_fine = isinstance(column, int | np.integer) and 0 <= column < num_columns
+        _validate.require(is_fine, "column", column, rule)
+        values = jnp.asarray(grid)
+        _validate.require(values.ndim == 1, "grid", values.shape, "an array of ndim 1")
+        values = bounded(values.astype(self.slopes.dtype))
+        own, factors = [column], values[:, None]
         if self.knots and column in self.smooth:
-            first = len(self.slopes) + self.smooth.index(column) * len(self.knots)
-            places += range(first, first + len(self.knots))
-            parts = jnp.hstack([parts, hats(values, self.knots)])
-        own = jnp.asarray(places)
-        stddevs = jnp.hstack([errors.slopes, jnp.ravel(errors.heights)])[own]
-        is_known = jnp.isfinite(stddevs)
-        is_hidden = jnp.any((parts != 0) & ~is_known[None, :], axis=1)
-        parts = parts * jnp.where(is_known, stddevs, 0.0)[None, :]
-        # Each row is divided by its largest entry, so that no square underflows.
-        size = jnp.max(jnp.abs(parts), axis=1)
-        parts = parts / jnp.where(size > 0, size, 1.0)[:, None]
-        matrix = correlations[own][:, own]
-        products = jnp.matmul(parts, matrix, precision=jax.lax.Precision.HIGHEST)
-        # The terms may cancel, so the variance is at least the sum's rounding error.
-        rounding = len(places) * jnp.finfo(parts.dtype).eps
-        least = rounding * jnp.sum(jnp.abs(parts), axis=1) ** 2
-        variances = jnp.maximum(jnp.sum(products * parts, axis=1), least)
-        return jnp.where(is_hidden, jnp.inf, size * jnp.sqrt(variances))
-
-    def _bend(self, values: jax.Array, heights: jax.Array) -> jax.Array:
-        """Interpolates heights, shape (m,) or (m, K), linearly at values."""
-        knots = jnp.asarray(self.knots, values.dtype)
-        if heights.ndim == 1:
-            return jnp.interp(values, knots, heights)
-        of_all = jax.vmap(jnp.interp, in_axes=(None, None, 1), out_axes=1)
-        return cast(jax.Array, of_all(values, knots, heights))
+            first = num_columns + self.smooth.index(column) * len(self.knots)
+            own += range(first, first + len(self.knots))
+            factors = jnp.hstack([factors, hats(values, self.knots)])
+        return jnp.asarray(own), factors
 
 
-def check_columns(columns: jax.Array, num_columns: int) -> None:
+def errors_of_sums(
+    factors: jax.Array, errors: jax.Array, correlations: jax.Array
+) -> jax.Array:
+    """Returns standard errors (m,) of sums of k estimates times `factors` (m, k).
+
+    The estimates have standard errors `errors` (k,), and correlations (k, k). A sum has
+    an infinite error if an estimate without a finite error is in it.
+    """
+    is_known = jnp.isfinite(errors)
+    is_hidden = jnp.any((factors != 0) & ~is_known[None, :], axis=1)
+    parts = factors * jnp.where(is_known, errors, 0.0)[None, :]
+    # Each row is divided by its largest entry, so that no square underflows.
+    size = jnp.max(jnp.abs(parts), axis=1)
+    parts = parts / jnp.where(size > 0, size, 1.0)[:, None]
+    products = _matmul(parts, correlations)
+    # The terms may cancel, so the variance is at least the sum's rounding error.
+    rounding = len(errors) * jnp.finfo(parts.dtype).eps
+    least = rounding * jnp.sum(jnp.abs(parts), axis=1) ** 2
+    variances = jnp.maximum(jnp.sum(products * parts, axis=1), least)
+    return jnp.where(is_hidden, jnp.inf, size * jnp.sqrt(variances))
+
+
+def check_columns(columns: jax.Array, num_columns: int, name: str = "features") -> None:
     """Requires an array of num_columns columns."""
     is_fine = columns.ndim == 2 and columns.shape[1] == num_columns
     rule = f"of shape (n, {num_columns})"
-    _validate.require(is_fine, "features", columns.shape, rule)
+    _validate.require(is_fine, name, columns.shape, rule)
 
 
 def hats(values: jax.Array, knots: tuple[float, ...]) -> jax.Array:

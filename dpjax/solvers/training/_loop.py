@@ -248,8 +248,7 @@ def observed(
 
 
 def _norm(tree: PyTree) -> jax.Array:
-    squares = [jnp.sum(jnp.square(x)) for x in jax.tree.leaves(tree)]
-    return jnp.asarray(jnp.sqrt(sum(squares)), jnp.float32)
+    return jnp.asarray(optax.tree.norm(tree), jnp.float32)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -278,11 +278,9 @@ class PrivateTraining:
             seen = {name: seen[name] for name in self._seen}
             return TrainingState(params, optimizer, batches, monitor), seen
 
-        def keep(state):
-            return state, {name: jnp.zeros((), jnp.float32) for name in self._seen}
-
+        unseen = {name: jnp.zeros((), jnp.float32) for name in self._seen}
         is_over = state.batches.step >= self.num_steps
-        state, seen = jax.lax.cond(is_over, keep, make, state)
+        state, seen = jax.lax.cond(is_over, lambda x: (x, unseen), make, state)
         return state, {"step": state.batches.step, **seen}
 
     def relative_noise(self, num_params: int) -> float:

@@ -1,23 +1,23 @@
 """The result of a solver: its released parameters and their guarantee."""
 
 import dataclasses
+import math
 import statistics
 from functools import partial
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
+from scipy import special
 
 from dpjax import _validate
+from dpjax._tree import arrays, num_coordinates, register
 from dpjax._types import ArrayLike, PyTree, Scalar
 from dpjax.accounting import PrivacyGuarantee
-from dpjax.solvers.training._curves import Curves, check_columns
+from dpjax.solvers.training._curves import Curves, check_columns, errors_of_sums
 
 
-@partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["params", "stats", "standard_errors", "correlations"],
-    meta_fields=["privacy"],
-)
+@register("params", "stats", "standard_errors", "correlations")
 @dataclasses.dataclass(frozen=True)
 class Solution:
     """Released parameters, and their privacy guarantee.
@@ -80,7 +80,7 @@ class Solution:
         check_columns(columns, len(weights))
         return jnp.matmul(columns, weights, precision=jax.lax.Precision.HIGHEST)
 
-    def interval(self, level: float = 0.95) -> PyTree:
+    def interval(self, level: float = 0.95, *, simultaneous: bool = False) -> PyTree:
         """Returns an interval for each of the params, from their standard errors.
 
         The interval is params -+ z standard_errors, with z a quantile of the normal
@@ -88,6 +88,9 @@ class Solution:
 
         Args:
             level: the probability of each interval, in (0, 1).
+            simultaneous: whether level is the least probability that all k intervals
+                hold together. Each then has the level 1 - (1 - level) / k (Bonferroni),
+                which suffices however the errors depend on each other.
 
         Returns:
             Lower and upper ends, shape (2, ...) in each leaf. An interval is infinite
@@ -106,13 +109,58 @@ class Solution:
             0.18 1.82
         """
         errors = self.standard_errors
-        z = _half_width(level, errors)
+        z = _half_width(errors, level, simultaneous, num_coordinates(errors))
+        return jax.tree.map(partial(_around, z), self.params, errors)
 
-        def around(x: jax.Array, error: jax.Array) -> jax.Array:
-            x = x.astype(error.dtype)  # counts are integers
-            return jnp.stack([x - z * error, x + z * error])
+    def interval_of(
+        self, matrix: ArrayLike, level: float = 0.95, *, simultaneous: bool = False
+    ) -> jax.Array:
+        """Returns intervals for sums of coefficients of a linear model.
 
-        return jax.tree.map(around, self.params, errors)
+        Rows of features give intervals for the predictions of `predict`, though not for
+        new targets; the row (1, -1, 0) gives one for a difference. Standard errors of
+        sums follow from those of the params and from correlations, so that intervals
+        cost no privacy, and cover what those of `interval` cover.
+
+        Args:
+            matrix: shape (m, d), a row of factors of the d coefficients for each sum.
+                If it is not public, neither are the intervals.
+            level: the probability of each interval, in (0, 1).
+            simultaneous: whether level is the least probability that all m intervals
+                hold together: z is the quantile in `interval`, or if that is less, the
+                root of the chi-squared quantile of d degrees of freedom, with which all
+                sums of d normal errors hold at once (Scheffé 1953).
+
+        Returns:
+            Lower and upper ends, shape (2, m): infinite if a coefficient with a factor
+            other than zero has no finite interval, and NaN if a factor is.
+
+        Raises:
+            ValueError: If the level or the shape is wrong, params are not from a linear
+                model of one output, or there are no standard errors.
+
+        Example:
+            >>> import jax.numpy as jnp
+            >>> from dpjax.accounting import PrivacyGuarantee
+            >>> privacy, errors = PrivacyGuarantee.non_private(), jnp.array([0.3, 0.4])
+            >>> solution = Solution(
+            ...     jnp.array([2.0, 1.0]), privacy, {}, errors, jnp.eye(2))
+            >>> low, high = solution.interval_of([[1.0, -1.0]])[:, 0]
+            >>> print(f"{low:.2f} {high:.2f}")
+            0.02 1.98
+        """
+        rule = "those of a linear model of one output, for sums of coefficients"
+        is_vector = isinstance(self.params, jax.Array) and self.params.ndim == 1
+        has_sums = self.standard_errors is None or self.correlations is not None
+        _validate.require(is_vector and has_sums, "params", type(self.params), rule)
+        errors, correlations = cast(Any, (self.standard_errors, self.correlations))
+        factors = jnp.asarray(arrays(matrix, "matrix"), self.params.dtype)
+        check_columns(factors, len(self.params), "matrix")
+        z = _half_width(errors, level, simultaneous, len(factors))
+        # For a single sum the quantile of all sums is never the smaller one.
+        z = min(z, math.sqrt(special.chdtri(len(self.params), 1 - level)))
+        errors_of_all = errors_of_sums(factors, errors, correlations)
+        return _around(z, self.predict(factors), errors_of_all)
 
     def shapes(self) -> dict[int, tuple[jax.Array, jax.Array]]:
         """Returns the grid and the curve of each column of an additive model.
@@ -129,17 +177,19 @@ class Solution:
         return self.params.shapes()
 
     def bands(
-        self, level: float = 0.95
+        self, level: float = 0.95, *, simultaneous: bool = False
     ) -> dict[int, tuple[jax.Array, jax.Array, jax.Array]]:
         """Returns a band for each curve of an additive model with intervals.
 
         The band is curve -+ z standard errors, as in `interval`, at each number of the
-        grid of `shapes`: the level holds for each number alone, not for all together. A
-        band is for the difference from the curve at zero, so it has no width there. It
-        costs no privacy. Linear interpolation between grid points only widens it.
+        grid of `shapes`. A band is for the difference from the curve at zero, so it has
+        no width there. It costs no privacy. Linear interpolation between grid points
+        only widens it.
 
         Args:
             level: the probability at each number, in (0, 1).
+            simultaneous: whether level is the least probability that all bands hold at
+                all numbers together, by the rule in `interval`.
 
         Returns:
             A mapping from columns to `(grid, lower, upper)`, each of shape (m,). The
@@ -166,17 +216,29 @@ class Solution:
              1: 1.0 to 3.0
         """
         shapes, curves, errors = self.shapes(), self.params, self.standard_errors
-        z, bands = _half_width(level, errors, self.correlations), {}
+        num = sum(len(grid) for grid, _ in shapes.values())
+        z, bands = _half_width(errors, level, simultaneous, num), {}
         for column, (grid, values) in shapes.items():
             half = z * curves.errors(errors, self.correlations, column, grid)
             bands[column] = grid, values - half, values + half
         return bands
 
 
-def _half_width(level: float, *errors: PyTree | None) -> float:
-    """Returns z, half of an interval's width in standard errors; errors must exist."""
+def _half_width(
+    errors: PyTree | None, level: float, simultaneous: bool, num: int
+) -> float:
+    """Returns half of the width of `num` intervals in standard errors."""
+    # If they are simultaneous, each may miss with probability (1 - level) / num, as
+    # the probability of any miss is at most the sum of all probabilities.
     _validate.probability(level=level)
-    if any(part is None for part in errors):
+    if errors is None:
         rule = "given for an interval, got None. Only some solvers return them, some"
         raise ValueError(f"standard_errors must be {rule} with intervals=True.")
-    return statistics.NormalDist().inv_cdf(0.5 + level / 2)
+    missed = (1 - level) / max(num, 1) if simultaneous else 1 - level
+    return -statistics.NormalDist().inv_cdf(missed / 2)
+
+
+def _around(z: float, x: jax.Array, error: jax.Array) -> jax.Array:
+    """Returns the ends of intervals of z standard errors on both sides of x."""
+    x = x.astype(error.dtype)  # counts are integers
+    return jnp.stack([x - z * error, x + z * error])

@@ -22,7 +22,12 @@ from rich.table import Table
 from dpjax import _validate
 from dpjax.tables.cli import _schema, _terminal
 from dpjax.tables.cli._settings import CheckSettings, SchemaSettings, link_of
-from dpjax.tables.columns._kinds import BoundedColumn, Categorical, Numeric
+from dpjax.tables.columns._kinds import (
+    BoundedColumn,
+    Categorical,
+    Numeric,
+    labels_of,
+)
 from dpjax.tables.io._tables import (
     Column,
     column_names,
@@ -44,7 +49,6 @@ from dpjax.tables.models._terms import Link
 
 _FAR = 5.0  # scales from the center
 _LONGEST = 30  # characters of a cell that are shown
-_LEAST_REFERENCE = 0.01  # share of the cells
 _NEARLY_ALL = 0.9  # share of the lines
 _CURRENCY = re.compile("[$€£¥]|[A-Z]{3}")
 # Negative numbers: with a typographic minus, in brackets, or with a minus at the end.
@@ -77,9 +81,8 @@ class Cells(NamedTuple):
     unread: int  # cells with a value that is no number, or is in no category
     far: int = 0  # cells over five scales from the center, or above the maximum
     looks: str = ""  # the commonest format of unread numbers, and how to read it
-    example: str = ""  # the commonest cell that is in no category
-    reference: int = 0  # cells with the reference level, `level`
-    level: str = ""  # the commonest value in no category, if it is common
+    example: str = ""  # the commonest value that is in no category
+    reference: int = 0  # cells in no category, if these are the reference level
     undecoded: int = 0  # missing cells whose bytes do not decode
 
     @property
@@ -150,7 +153,6 @@ def _findings(
 
     They tell the data's owner that the schema is wrong. `kinds` (its declarations) and
     `cells` (counts) are by column; `target` is the column to predict, if there is any.
-    Far numbers are over five scales from the center, or above the maximum.
     """
     numeric = [kind for kind in kinds.values() if isinstance(kind, Numeric)]
     is_template = all(kind == _TEMPLATE for kind in numeric)
@@ -168,8 +170,7 @@ def _remarks(
 ) -> Iterator[str]:
     """Yields messages on missing targets, undecodable bytes and unlisted categories.
 
-    They tell the data's owner of columns that can be used nevertheless. The schema's
-    `kinds` and the counts `cells` are by column; `target` is the column to predict.
+    They tell the owner of columns that can be used. Arguments are as in `_findings`.
     """
     for name, kind in kinds.items():
         counts = cells[name]
@@ -183,19 +184,19 @@ def _remarks(
             )
         if counts.undecoded:
             yield f"column {name!r}: {undecoded(counts)}"
-        if counts.level and counts.unread > _NEARLY_NONE * counts.total:
+        reference = kind.reference if kind is not None and counts.used else None
+        if reference is not None and counts.unread > least:
             yield (
                 f"column {name!r}: {counts.of_all(counts.unread)} cells, such as "
-                f"{counts.example!r}, match none of the schema's categories, beside "
-                f"{counts.level!r}, which seems to be the reference level."
+                f"{counts.example!r}, match none of the schema's categories: they "
+                f"count as its reference, {reference!r}. If they are a level, list it."
             )
 
 
 def _unmatched(labels: tuple[str, ...], cells: Cells, *, is_target: bool) -> str:
     """Returns a warning if too few cells have one of the schema's `labels`, else "".
 
-    The file may spell them otherwise. `cells` counts the column's cells. A target has a
-    single label, of the positive class: if nearly all cells have it, this warns, too.
+    A target has a single label: if nearly all cells have it, this warns, too.
     """
     share, used = cells.used / max(cells.total, 1), cells.of_all(cells.used)
     if is_target:
@@ -220,10 +221,9 @@ def _unmatched(labels: tuple[str, ...], cells: Cells, *, is_target: bool) -> str
 def _unread(kind: Any, cells: Cells, *, is_template: bool) -> str:
     """Returns a warning if nearly no cell is a number, or many are far, else "".
 
-    The column's declaration, `kind`, is then wrong. `cells` counts the cells; far ones
-    are over five scales from the center, or above the maximum. With `is_template` all
-    columns of numbers have center 0 and scale 1, as `dpjax schema` writes without a
-    guess: then fewer far numbers give a warning.
+    The column's declaration, `kind`, is then wrong. With `is_template` all columns of
+    numbers have center 0 and scale 1, as `dpjax schema` writes without a guess: then
+    fewer far numbers give a warning.
     """
     is_amount = isinstance(kind, BoundedColumn)
     if cells.used <= _NEARLY_NONE * cells.total:
@@ -248,10 +248,7 @@ def _unread(kind: Any, cells: Cells, *, is_template: bool) -> str:
 def _rows(
     kinds: Mapping[str, _schema.Kind], cells: Mapping[str, Cells], target: str | None
 ) -> Table:
-    """Returns the table of `check`, a line per column: declaration and unusable cells.
-
-    The schema's `kinds` and the counts `cells` are by column; `target` is one of them.
-    """
+    """Returns the table of `check`: a line for each column's declaration and cells."""
     lines, right = [], ["missing", "not read", "beyond 5 scales"]
     for name, kind in kinds.items():
         counts = cells[name]
@@ -268,13 +265,12 @@ def _rows(
         elif name == target:
             text, unread, far = f"+1 is {kind.categories[0]}", "-", "-"
         else:
-            text, far = ", ".join(kind.categories), "-"
-        look = [counts.looks]
-        if name != target:
-            level = f"reference level {counts.level!r} ({reference})"
-            example = f"such as {counts.example!r}" if counts.example else counts.looks
-            look = [level, example] if counts.level else [example]
-        lines.append([name, text, missing, unread, far, ", ".join(filter(None, look))])
+            text, far = ", ".join(labels_of(kind)), "-"
+        look = counts.looks
+        if name != target and counts.example:
+            look = f"such as {counts.example!r}"
+            look = f"reference ({reference}), {look}" if counts.reference else look
+        lines.append([name, text, missing, unread, far, look])
     return _terminal.table_of(["column", "declared as", *right, "look"], lines, right)
 
 
@@ -289,8 +285,7 @@ def count_cells(
     """Returns how many of a column's cells are missing, not readable, or far.
 
     The counts are for messages to the data's owner, which are not private. `kind` is
-    the schema's declaration; None stands for numbers of unknown range. Far numbers are
-    over five scales from the center, or above the maximum.
+    the schema's declaration; None stands for numbers of unknown range.
     """
     is_used = (kind or Numeric()).is_read(column)
     unused = count_texts(column[np.flatnonzero(~is_used)])
@@ -303,7 +298,11 @@ def count_cells(
         undecoded=sum(count for text, count in unused.items() if UNDECODED in text),
     )
     if kind is not None and kind.categories:
-        return _of_categories(cells, texts)
+        (example, _), *_ = Counter(texts).most_common(1) or [("", 0)]
+        cells = cells._replace(example=example[:_LONGEST])
+        # The reference is what is not listed, unless the list is spelled otherwise.
+        is_open = kind.reference is None and cells.used > 0
+        return cells._replace(unread=0, reference=unread) if is_open else cells
     known, far = float32_of(column), 0
     if isinstance(kind, BoundedColumn):
         far = int(np.sum(known[is_used] > np.float32(kind.max)))
@@ -319,25 +318,6 @@ def count_texts(column: Column) -> Counter[str]:
     texts, codes = column.distinct
     counts = np.bincount(codes, minlength=len(texts)).tolist()
     return Counter(dict(zip(texts, counts, strict=True)))
-
-
-def _of_categories(cells: Cells, texts: Mapping[str, int]) -> Cells:
-    """Returns `cells`, counts for a column of categories, with its reference level.
-
-    The schema does not list this category, which needs no feature: its cells are no
-    error. It is taken to be the commonest of `texts`, the counts of unlisted texts. If
-    that is in under 1 % of all cells, it is only an example of an unlisted category.
-    """
-    common = [text[:_LONGEST] for text, _ in Counter(texts).most_common(2)]
-    most = max(texts.values(), default=0)
-    if cells.used == 0 or most < max(1, _LEAST_REFERENCE * cells.total):
-        return cells._replace(example=next(iter(common), ""))
-    return cells._replace(
-        unread=cells.unread - most,
-        reference=most,
-        level=common[0],
-        example=common[1] if len(common) > 1 else "",
-    )
 
 
 def say_to_curator(texts: Iterable[str]) -> None:
@@ -484,11 +464,11 @@ def guess_names(path: Path, names: Sequence[str]) -> dict[str, Guess]:
         guess = guesses[name]
         is_no_number = guess.categories is not None or guess == _HAS_TIMES
         by_kind = {
-            "time": _HAS_TIMES,
+            "times": _HAS_TIMES,
             "nested": Guess(left_out="holds lists or records"),
-            "truth": Guess(categories=("true",)),
+            "truth": Guess(categories=("false", "true")),
             "text": guess if guess.left_out else _IS_CATEGORY,
-            "number": Guess() if is_no_number else guess,
+            "numbers": Guess() if is_no_number else guess,
         }
         guesses[name] = by_kind.get(kind, guess)
     return guesses
@@ -515,11 +495,12 @@ def guess_cells(column: Column) -> Guess:
         amounts = known[known > 0]
         size = _rounded(float(np.median(amounts))) if len(amounts) else None
         return Guess(_rounded(middle), _rounded((high - low) / 2) or 1.0, size=size)
-    if 0 < len(texts) <= _MOST_CATEGORIES:
-        # Of two categories one is the reference level, which the intercept represents.
+    if 1 < len(texts) <= _MOST_CATEGORIES:
+        # Without another word the first is the reference, such as "no".
         named = sorted(texts, key=lambda text: (text.lower() in _YES, text))
-        return Guess(categories=tuple(named[-1:] if len(named) == 2 else named))
-    return Guess(left_out="has no value" if not texts else "has too many categories")
+        return Guess(categories=tuple(named))
+    is_empty = len(texts) < 2
+    return Guess(left_out="has at most one value") if is_empty else _IS_CODE
 
 
 def _rounded(number: float) -> float:
@@ -541,13 +522,10 @@ def schema_text(
     """
     sections, has_exposure = [], False
     for name, guess in guesses.items():
-        title, column = (
-            f"[columns.{_schema.toml_key(name)}]",
-            f"column = {_schema.toml_text(name)}",
-        )
-        lines = f"[exposure]\n{column}\nmax = 1.0"
         if name == target:
             continue
+        title = f"[columns.{_schema.toml_key(name)}]"
+        lines = f"[exposure]\ncolumn = {_schema.toml_text(name)}\nmax = 1.0"
         if guess.left_out:
             sections.append(f"# {title} is left out: it {guess.left_out}.\n")
         elif not guess.is_exposure:
@@ -581,7 +559,8 @@ def schema_text(
 _HEAD = (
     "What is public about each column: it must be known without looking at the "
     "records. Numbers enter as (x - center) / scale: say a usual value, and a usual "
-    "distance from it. Categories must be written as in the file. Delete the columns "
+    "distance from it. Categories must be all levels, written as in the file; a model "
+    "compares them with the first, unless reference names another. Delete the columns "
     "that are not to be used. With --private-ranges, sections of numbers may be empty: "
     "center and scale then cost a part of the budget."
 )

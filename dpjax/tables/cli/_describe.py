@@ -102,9 +102,6 @@ def _read(settings: DescribeSettings, key: Key) -> tuple[dict[str, Kind], Table]
         else kind
         for name, kind in declared.items()
     }
-    rule = f"a column of the schema, one of {[*kinds]}"
-    is_fine = settings.by is None or settings.by in kinds
-    _validate.require(is_fine, "--by", settings.by, rule)
     check(kinds, settings.by)
     unit, size, each = settings.unit, settings.max_records, settings.each
     most = MOST_RECORDS // each

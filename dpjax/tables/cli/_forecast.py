@@ -399,13 +399,13 @@ def made_records(
 
     Numbers have Student's t-distribution, with the schema's center, a variance of
     scale^2, and values clipped to its limit; for amounts also to three scales, because
-    a model's means are exponential in the columns. Each category, and none of them, has
-    equal probability. Every column has an effect: tanh((x - center) / scale) for
-    numbers, even steps for categories, with alternating signs. Their sum explains the
-    share `signal` of the variance of the target, of its log odds (with logistic noise;
-    McKelvey and Zavoina 1975), or of the logarithm of an amount. The noise is Student's
-    in targets and lognormal in amounts. The share `base_rate` of labels is positive;
-    with the tweedie loss, of amounts.
+    a model's means are exponential in the columns. Levels have equal probability. Every
+    column has an effect: tanh((x - center) / scale) for numbers, even steps for
+    categories, with alternating signs. Their sum explains the share `signal` of the
+    variance of the target, of its log odds (with logistic noise; McKelvey and Zavoina
+    1975), or of the logarithm of an amount. The noise is Student's in targets and
+    lognormal in amounts. The share `base_rate` of labels is positive; with the tweedie
+    loss, of amounts.
     """
     rng = np.random.default_rng(seed)
     size = num_samples + NUM_TEST
@@ -415,7 +415,7 @@ def made_records(
 
     is_amount = loss in _settings.FOR_AMOUNTS
     names, features, effect = [], [], np.zeros(size)
-    columns = {key: kind for key, kind in schema.columns.items() if kind is not None}
+    columns: dict[str, Any] = {k: v for k, v in schema.columns.items() if v is not None}
     for place, (key, kind) in enumerate(columns.items()):
         names += kind.names(key)
         if not kind.categories:
@@ -424,8 +424,10 @@ def made_records(
             added = np.tanh(features[-1][:, 0])
         else:
             number = len(kind.categories)
-            chosen = rng.integers(number + 1, size=size)  # the last means no category
-            features.append(chosen[:, None] == np.arange(number))
+            # The last means no category, if the schema leaves the reference out.
+            chosen = rng.integers(number + (kind.reference is None), size=size)
+            cells = np.array([*kind.categories, ""], object)
+            features.append(kind.encode(cells)[chosen])
             added = np.r_[np.linspace(1.0, -1.0, number), 0.0][chosen]
         effect += (-1) ** place * added
     effect = (effect - np.mean(effect)) / max(float(np.std(effect)), 1e-9)

@@ -33,7 +33,7 @@ from dpjax.tables.cli._ledger import Ledger, read_ledger, said_left
 from dpjax.tables.cli._options import FROM_SYSTEM
 from dpjax.tables.cli._outputs import MODEL, REPORT
 from dpjax.tables.cli._saved import figure_of, limits_of, meaning, weights_of
-from dpjax.tables.columns._kinds import Numeric
+from dpjax.tables.columns._kinds import Numeric, labels_of
 from dpjax.tables.describe._description import Description, Row, costs_of, numbers_of
 from dpjax.tables.io._untrusted import number
 from dpjax.tables.models._model import Model, load_model
@@ -309,7 +309,7 @@ def _public(content: Content, model: Model) -> Rows:
 def _kind_of(kind: Any) -> str:
     """Returns in words what a column is declared to hold: categories or numbers."""
     if kind.categories:
-        return f"categories: {_listed(kind.categories)}"
+        return f"categories: {_listed(labels_of(kind))}"
     if not isinstance(kind, Numeric):
         return f"an exposure up to {digits(kind.max)}"
     text = f"numbers around {digits(kind.center)}, give or take {digits(kind.scale)}"

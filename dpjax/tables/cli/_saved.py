@@ -14,7 +14,7 @@ from dpjax._rounding import claim, digits
 from dpjax.tables import _pages
 from dpjax.tables.cli import _settings, _terminal
 from dpjax.tables.cli._curator import count_cells, say_to_curator, undecoded
-from dpjax.tables.columns._kinds import BoundedColumn, Categorical, Numeric
+from dpjax.tables.columns._kinds import labels_of
 from dpjax.tables.io._tables import Column, column_names, read_columns
 from dpjax.tables.io._texts import Texts, text_of
 from dpjax.tables.io._untrusted import harmless
@@ -115,7 +115,7 @@ def meaning(model: Model) -> str:
     text = _words_of(model)[2]
     if model.curves.knots:
         none = "factor of 1" if model.link == "log" else "value of 0"
-        text += f" A column has a {none} at its center, or in no category."
+        text += f" A column has a {none} at its center, or {_baseline(model)}."
     return text
 
 
@@ -140,10 +140,11 @@ def _coefficients(model: Model) -> Iterator[tuple[str, str, list[float]]]:
     """Yields (column, category or "larger by 1", [coefficient]), for `weights_of`."""
     weights = model.coefficients()
     for key, kind in model.columns.items():
-        for place, name in enumerate(kind.names(key)):
-            where = kind.categories[place] if kind.categories else "larger by 1"
-            yield key, where, [weights[name]]
-    where = f"all at 0 or in no category{_at_one(model)}"
+        if not kind.categories:
+            yield key, "larger by 1", [weights[key]]
+        for name, where in zip(kind.categories, labels_of(kind), strict=True):
+            yield key, where, [weights.get(f"{key}={name}", 0.0)]
+    where = f"all at 0 or {_baseline(model)}{_at_one(model)}"
     yield "intercept", where, [weights["intercept"]]
 
 
@@ -157,7 +158,7 @@ def _points(model: Model) -> Iterator[tuple[str, str, list[float]]]:
     for key, (grid, values) in model.shapes().items():
         kind = model.columns[key]
         if kind.categories:
-            points = zip(grid, values, strict=True)
+            points = zip(labels_of(kind), values, strict=True)
         else:
             how = f"{len(curves.knots)} knots" if key in bent else "a line"
             where = f"{how}, {digits(grid[0])} to {digits(grid[-1])}"
@@ -167,8 +168,14 @@ def _points(model: Model) -> Iterator[tuple[str, str, list[float]]]:
             points = zip(map(digits, at), at_points, strict=True)
         for where, value in points:
             yield key, where, [value]
-    where = f"all at their centers or in no category{_at_one(model)}"
+    where = f"all at their centers or {_baseline(model)}{_at_one(model)}"
     yield "constant", where, [model.constant]
+
+
+def _baseline(model: Model) -> str:
+    """Returns in words where columns of categories add nothing."""
+    has_reference = any(kind.reference for kind in model.columns.values())
+    return "at the reference" if has_reference else "in no category"
 
 
 def _at_one(model: Model) -> str:
@@ -176,7 +183,7 @@ def _at_one(model: Model) -> str:
 
 
 def limits_of(model: Model) -> Iterator[str]:
-    """Yields sentences on how a model clips means and columns, and on missing cells."""
+    """Yields sentences on a model's clipping, its references, and missing cells."""
     if model.mean_range is not None:
         low, high = model.mean_range
         of = ""
@@ -193,6 +200,11 @@ def limits_of(model: Model) -> Iterator[str]:
         yield f"{', '.join(names)} {verb} held within {ends}."
     if not all(kind.categories for kind in model.columns.values()):
         yield "A cell that holds no number lies at the center of its column."
+    columns = model.columns.items()
+    pairs = [f"{name} with {x.reference!r}" for name, x in columns if x.reference]
+    if pairs:
+        yield f"Categories are compared with a reference: {', '.join(pairs)}."
+        yield "A cell in none of the categories counts as the reference."
 
 
 def predict(settings: _settings.PredictSettings) -> None:
@@ -224,9 +236,7 @@ def predict(settings: _settings.PredictSettings) -> None:
     given = known | dict.fromkeys(missing, nothing)
     predictions = model.predict_columns(given or {"": nothing})
     for name in missing:
-        kind = model.columns[name]
-        center = f"the center {digits(kind.center)}"
-        value = "none of its categories" if kind.categories else center
+        value = _value_of(model.columns[name])
         _terminal.warn(f"There is no column {name}: {value} is used for all records.")
     if (gone := [name for name in exposure if name not in names]) != []:
         _terminal.warn(f"There is no column {gone[0]}: predictions are for one of it.")
@@ -250,31 +260,39 @@ def predict(settings: _settings.PredictSettings) -> None:
 
 def _said_of_cells(model: Model, columns: Mapping[str, Column]) -> Iterator[str]:
     """Yields messages for the file's owner on cells that cannot be used, by column."""
-    kinds: dict[str, Numeric | Categorical | BoundedColumn]
-    kinds = {k: v for k, v in model.columns.items() if k in columns}
+    kinds: dict[str, Any] = {k: v for k, v in model.columns.items() if k in columns}
     if (exposure := model.exposure) is not None and exposure.column in columns:
         kinds[exposure.column] = exposure
     for name, kind in kinds.items():
-        cells = count_cells(kind, columns[name])
-        if isinstance(kind, BoundedColumn) and cells.far:
+        cells, is_amount = count_cells(kind, columns[name]), kind is exposure
+        if is_amount and cells.far:
             far = f"{cells.of_all(cells.far)} cells lie above {kind.max:g}"
             yield f"{name}: {far}: they count as this, as in training."
         if cells.undecoded:
             yield f"{name}: {undecoded(cells)}"
         count = cells.total - cells.used
-        problem, value = "hold no number", "the center of the column"
+        problem = "hold no number"
         if kind.categories:
-            problem, value = "match no category", "none of them"
+            problem = "match no category"
             if 0 < cells.missing < count:
                 problem += f", {cells.missing:,} of them without a value"
             if len(kind.categories) == 1:  # e.g. "yes": "no" is expected, too
                 problem, count = "hold no value", cells.missing
-        elif isinstance(kind, BoundedColumn):
-            problem, value = "hold no number from zero on", "zero"
+        elif is_amount:
+            problem = "hold no number from zero on"
         if count:
             looks = f", most {cells.looks}" if cells.looks else ""
             text = f"{cells.of_all(count)} cells {problem}{looks}"
+            value = "zero" if is_amount else _value_of(kind)
             yield f"{name}: {text}: they count as {value}, as in training."
+
+
+def _value_of(kind: Any) -> str:
+    """Returns in words the value that a missing cell of a column has in a model."""
+    if not kind.categories:
+        return f"the center {digits(kind.center)}"
+    is_open = kind.reference is None
+    return "none of its categories" if is_open else f"the reference {kind.reference!r}"
 
 
 def _said_of_means(

@@ -7,8 +7,10 @@
     scale = 10
     limit = 4                # optional; numbers beyond so many scales are clipped
 
-    [columns.town]           # one-hot; other values are in no category
-    categories = ["Ghent", "Lier"]
+    [columns.town]           # one-hot; all levels, which are compared with one of them
+    categories = ["Ghent", "Lier", "Mons"]
+    reference = "Ghent"      # the first by default; other texts count as it. With
+                             # others = "reference" each category has a weight
 
     [target]                 # like a column of numbers, or, for the logistic loss,
     column = "sold"          # left out if --target names it
@@ -39,10 +41,11 @@ from dpjax.tables.cli._settings import AMOUNTS
 from dpjax.tables.columns._kinds import BoundedColumn, Categorical, Numeric
 from dpjax.tables.io._tables import column_names
 from dpjax.tables.io._texts import PLAIN, TextFormat
-from dpjax.tables.io._untrusted import toml_content
+from dpjax.tables.io._untrusted import number, toml_content
 from dpjax.tables.models._terms import Link
 
 FILL_IN = "FILL IN"  # the placeholder for categories that are not guessed
+UNFILLED = Categorical((FILL_IN,))
 Kind = Numeric | Categorical | BoundedColumn | None  # None: numbers of unknown range
 _NUMERIC, _CATEGORY = {"center", "scale"}, str | int | float
 _BOUNDED = {"exposure", "weight"}
@@ -189,18 +192,24 @@ def _has(entry: Any, *names: str) -> bool:
 def _column(name: str, entry: Any, allows_empty: bool) -> Numeric | Categorical | None:
     """Returns what `entry`, of [columns.name], declares; None if empty and allowed."""
     where = f"[columns.{toml_key(name)}]"
-    if not _has(entry, "categories"):
+    if not isinstance(entry, dict) or "categories" not in entry:
         return _numeric(where, entry, allows_empty)
-    categories = entry["categories"]
-    rule = "a file with a list of one or more distinct texts or numbers, none blank, "
-    rule += f"nan, NaT or <NA> (1, 1.0 and true are equal), as categories of {where}"
-    is_fine = isinstance(categories, list)
-    is_fine = is_fine and all(isinstance(x, _CATEGORY) for x in categories)
-    _require(is_fine, categories, rule)
+    rule = "a file with a list of two or more levels, all distinct texts or numbers, "
+    rule += "none blank, nan, NaT or <NA> (1, 1.0 and true are equal), as categories "
+    rule += f"of {where}, with or without one of them as reference; or with others = "
+    rule += '"reference", if the list leaves the reference out'
+    levels, more = entry["categories"], entry.keys() - {"categories"}
+    is_fine = isinstance(levels, list) and len(levels) > 0
+    is_fine = is_fine and all(isinstance(x, _CATEGORY) for x in levels)
+    is_fine = is_fine and more in (set(), {"reference"}, {"others"})
+    _require(is_fine and entry.get("others", "reference") == "reference", entry, rule)
+    labels = tuple(map(_label, levels))
+    reference = _label(entry.get("reference", levels[0]))
+    is_open = "others" in more or labels == (FILL_IN,)
     try:
-        return Categorical(tuple(map(_label, categories)))
-    except ValueError:  # two labels are equal, or there is none
-        raise ValueError(f"--schema must be {rule}, got {categories!r}.") from None
+        return Categorical(labels, None if is_open else reference)
+    except ValueError:  # two labels are equal, or the reference is none of them
+        raise ValueError(f"--schema must be {rule}, got {entry!r}.") from None
 
 
 def _numeric(where: str, entry: Any, allows_empty: bool) -> Numeric | None:
@@ -217,25 +226,21 @@ def _numeric(where: str, entry: Any, allows_empty: bool) -> Numeric | None:
     rule += "; or empty, with --private-ranges" * (entry == {})
     more = {"limit"} if not is_target else set()
     is_fine = isinstance(entry, dict) and set(entry) - more == _NUMERIC
-    _require(is_fine and all(map(_is_number, entry.values())), entry, rule)
+    _require(is_fine, entry, rule)
     try:
-        return Numeric(**entry)
-    except (ValueError, OverflowError) as why:
+        return Numeric(**{name: number(name, value) for name, value in entry.items()})
+    except ValueError as why:
         raise ValueError(f"--schema, {where}: {why}") from None
 
 
 def _bounded(name: str, entry: Any) -> BoundedColumn:
     rule = f"a file with column, a name, and max, a number above zero, in [{name}]"
     is_fine = _has(entry, "column", "max") and isinstance(entry["column"], str)
-    _require(is_fine and _is_number(entry["max"]), entry, rule)
+    _require(is_fine, entry, rule)
     try:
-        return BoundedColumn(**entry)
-    except (ValueError, OverflowError):
+        return BoundedColumn(entry["column"], number("max", entry["max"]))
+    except ValueError:
         raise ValueError(f"--schema must be {rule}, got {entry!r}.") from None
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _label(value: Any) -> str:

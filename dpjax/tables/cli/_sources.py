@@ -10,7 +10,7 @@ import numpy as np
 
 from dpjax import _validate, datasets
 from dpjax._types import Key
-from dpjax.datasets import Categorical, Dataset, Numeric
+from dpjax.datasets import Dataset, Numeric
 from dpjax.datasets._dataset import PUBLIC_SETS, encode
 from dpjax.tables.cli import _options, _schema
 from dpjax.tables.cli._curator import guess_names, schema_text
@@ -233,9 +233,7 @@ def read_private(settings: Settings, key: Key) -> Table:
         )
     is_open = settings.private_ranges is not None
     declared = _schema.read_schema(schema, link=link, allows_empty=is_open)
-    left = [
-        k for k, v in declared.columns.items() if v == Categorical((_schema.FILL_IN,))
-    ]
+    left = [k for k, v in declared.columns.items() if v == _schema.UNFILLED]
     rule = f"filled in: the categories of these columns are still {_schema.FILL_IN}"
     _validate.require(not left, "--schema", left, rule)
     exposure = None if link == "log" else declared.exposure
@@ -307,11 +305,12 @@ def encode_table(table: Table) -> Dataset:
     says; a cell without a number is at the center. In classification, the positive
     value becomes +1 and any other value -1. A record without a target has weight zero.
     """
-    declared, target = _closed(table)
+    data = blank_data(table)
+    target: Any = table.schema.target
     cells = table.columns[table.target]
     features = np.zeros((len(cells), 0), np.float32)
-    if declared:  # too small a budget for ranges may leave out all
-        features, _ = encode(table.columns, declared)
+    if data.schema:  # too small a budget for ranges may leave out all
+        features, _ = encode(table.columns, data.schema)
     features = np.hstack([features, np.ones((len(features), 1), np.float32)])
     targets = target.encode(cells)[:, 0]
     if target.categories:
@@ -343,7 +342,7 @@ def encode_table(table: Table) -> Dataset:
         return rows[is_test] if units is None else units.placed(rows, is_test, 1)
 
     return dataclasses.replace(
-        blank_data(table),
+        data,
         features=trained(features),
         targets=trained(targets),
         test_features=tested(features),
@@ -359,7 +358,10 @@ def blank_data(table: Table) -> Dataset:
 
     The zeros take no memory: a run is planned from their shapes.
     """
-    declared, target = _closed(table)
+    declared: Any = dict(table.schema.columns)
+    target: Any = table.schema.target
+    rule = "complete, with a center and scale of each column"
+    _validate.require(not table.open_columns(), "schema", table.open_columns(), rule)
     names = [name for key, kind in declared.items() for name in kind.names(key)]
     if target.categories:
         unit = f"+1 for {target.categories[0]}"
@@ -387,15 +389,3 @@ def blank_data(table: Table) -> Dataset:
         exposures=rows[:, 0] if is_exposed else None,
         test_exposures=tested[:, 0] if is_exposed else None,
     )
-
-
-def _closed(
-    table: Table,
-) -> tuple[dict[str, Numeric | Categorical], Numeric | Categorical]:
-    """Returns declared features and target; raises if a center or scale is missing."""
-    declared = {k: v for k, v in table.schema.columns.items() if v is not None}
-    target = table.schema.target
-    if target is None or len(declared) < len(table.schema.columns):
-        rule = f"complete, got no center and scale of {table.open_columns()}"
-        raise ValueError(f"schema must be {rule}.")
-    return declared, target

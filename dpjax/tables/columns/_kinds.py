@@ -1,9 +1,7 @@
 """Kinds of columns, which have public constants and encode cells as features.
 
 A schema has the public constants of each column: a center and a scale, or a list of
-categories. Nothing is estimated from the data, and no value of a cell raises an error:
-a cell that does not parse counts as the center of a numeric column, and a cell that is
-not listed as no category.
+categories. Nothing is estimated from the data, and no value of a cell raises an error.
 """
 
 import math
@@ -57,6 +55,7 @@ class Numeric:
     scale: float = 1.0
     limit: float = math.inf
     categories: ClassVar[tuple[str, ...]] = ()  # so that all kinds have the field
+    reference: ClassVar[None] = None
 
     def __post_init__(self) -> None:
         _validate.within(-sys.float_info.max, sys.float_info.max, center=self.center)
@@ -114,6 +113,7 @@ class BoundedColumn:
     column: str
     max: float
     categories: ClassVar[tuple[str, ...]] = ()
+    reference: ClassVar[None] = None
 
     def __post_init__(self) -> None:
         _validate.positive(max=self.max)
@@ -144,20 +144,25 @@ class Categorical:
 
     Args:
         categories: the public list, distinct.
+        reference: the listed category without a feature, with which a model compares
+            the others. None: each listed category has a feature.
 
     Raises:
         ValueError: If the list is empty, names a category twice, or names a missing
-            value.
+            value; or if the reference is not in it, or alone.
 
     Example:
         >>> import numpy as np
         >>> Categorical(("no", "yes")).encode(np.array(["yes", " no", "?"])).tolist()
         [[0.0, 1.0], [1.0, 0.0], [0.0, 0.0]]
+        >>> Categorical(("no", "yes"), "no").encode(np.array(["yes", "no"])).tolist()
+        [[1.0], [0.0]]
         >>> Categorical(("1",)).encode(np.array(["1.0e+00", "true", "01"])).tolist()
         [[1.0], [1.0], [0.0]]
     """
 
     categories: tuple[str, ...]
+    reference: str | None = None
     center: ClassVar[float] = 0.0  # features are 0 or 1, as they are encoded
     scale: ClassVar[float] = 1.0
     limit: ClassVar[float] = 1.0
@@ -167,21 +172,40 @@ class Categorical:
         is_fine = len(keys) == len(self.categories) > 0 and None not in keys
         rule = "a list of distinct names, at least one, none blank or NaN"
         _validate.require(is_fine, "categories", self.categories, rule)
+        is_fine = self.reference in (None, *self.categories) and len(self.encoded) > 0
+        rule = f"one of two or more categories ({', '.join(self.categories)}), or None"
+        _validate.require(is_fine, "reference", self.reference, rule)
+
+    @property
+    def encoded(self) -> tuple[str, ...]:
+        """The categories with a feature, in order: all but the reference."""
+        return tuple(x for x in self.categories if x != self.reference)
 
     def declared(self) -> dict[str, Any]:
-        """Returns the list for JSON."""
-        return {"categories": [*map(str, self.categories)]}
+        """Returns the list for JSON, and the reference if there is one."""
+        known: dict[str, Any] = {"categories": [*map(str, self.categories)]}
+        return known | ({"reference": self.reference} if self.reference else {})
 
     def names(self, column_name: str) -> tuple[str, ...]:
-        """Returns the names of the features, one for each category."""
-        return tuple(f"{column_name}={category}" for category in self.categories)
+        """Returns the names of the features, one for each encoded category."""
+        return tuple(f"{column_name}={category}" for category in self.encoded)
+
+    def weights(self, of_features: np.ndarray) -> list[float]:
+        """Returns each category's weight, from those of its features; or 0."""
+        known = dict(zip(self.encoded, of_features, strict=False))
+        return [float(known.get(x, 0.0)) for x in self.categories]
 
     def is_read(self, column: np.ndarray | Texts) -> np.ndarray:
         """Returns which cells hold a listed category, shape (n,)."""
-        return self.encode(column).max(axis=1) > 0
+        return self.indices(column) >= 0
 
     def encode(self, column: np.ndarray | Texts) -> np.ndarray:
-        """Returns the one-hot column, (n, categories); zeros for other cells."""
+        """Returns the one-hot column, (n, encoded); zeros for other cells."""
+        places = [*map(self.categories.index, self.encoded)]
+        return (self.indices(column)[:, None] == places).astype(np.float32)
+
+    def indices(self, column: np.ndarray | Texts) -> np.ndarray:
+        """Returns the index of each cell's category, (n,); -1 for other cells."""
         _require_column(column)
         if isinstance(column, Texts):
             cells, codes = column.distinct
@@ -192,11 +216,13 @@ class Categorical:
         as_key = _number_of_category if has_numbers else _category
         position = {as_key(name): index for index, name in enumerate(self.categories)}
         places = (position.get(as_key(cell), -1) for cell in cells)
-        indices = np.fromiter(places, np.int64, len(cells))[codes]
-        rows = np.flatnonzero(indices >= 0)
-        one_hot = np.zeros((len(column), len(self.categories)), np.float32)
-        one_hot[rows, indices[rows]] = 1.0
-        return one_hot
+        return np.fromiter(places, np.int64, len(cells))[codes]
+
+
+def labels_of(kind: Numeric | Categorical | BoundedColumn) -> list[str]:
+    """Returns a column's categories as tables show them: the reference has a mark."""
+    mark = {kind.reference: f"{kind.reference} (reference)"}
+    return [mark.get(category, category) for category in kind.categories]
 
 
 def encode(

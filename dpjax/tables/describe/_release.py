@@ -45,7 +45,6 @@ Place = Callable[[np.ndarray], np.ndarray]
 _HISTOGRAM = 0.2  # share of the budget of a column of numbers; quantiles need more
 _QUANTILES = {"median": 0.5, "quantile 0.9": 0.9}
 _LARGEST, _BOUND = 1e30, 1e15  # largest edge of a histogram, and bound of means
-_BLOCK = 2**16  # records with categories that are compared at once
 # A solver's epsilon is lowered by this relative amount, so that its noise multiplier,
 # computed to 1e-9, is at least the intended noise multiplier.
 _SLACK = 1e-8
@@ -177,8 +176,7 @@ def release(
     kinds = _kinds_of(schema)
     grouped = everyone
     if by is not None:
-        by_kind = Categorical(kinds[by].categories)
-        grouped = everyone.divided(by_kind, columns[by])
+        grouped = everyone.divided(kinds[by], columns[by])
     multiplier = noise_multiplier(epsilon, delta, Sampling(num_steps=1))
     budget = Budget(multiplier, delta)
     weight_of = {
@@ -427,11 +425,8 @@ def _of_categories(
 
 def _codes(kind: Categorical, column: Column) -> np.ndarray:
     """Returns the index of each cell's category, the number of categories if none."""
-    codes = np.full(len(column), len(kind.categories), np.int32)
-    for start in range(0, len(column), _BLOCK):
-        rows, places = np.nonzero(kind.encode(column[start : start + _BLOCK]))
-        codes[start + rows] = places
-    return codes
+    indices = kind.indices(column)
+    return np.where(indices < 0, len(kind.categories), indices).astype(np.int32)
 
 
 def _bins(edges: tuple[float, ...]) -> list[str]:

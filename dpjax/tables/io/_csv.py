@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dpjax._lazy import extra
+from dpjax._lazy import optional
 from dpjax.tables.io._texts import UNDECODED, TextFormat, Texts
 
 _START = 1 << 22  # the header must end within so many bytes
@@ -245,9 +245,8 @@ def _rows(path: Path, decimal: str) -> Iterator[Any]:
     """
     import polars as pl
 
-    with extra("excel", "an Excel file needs openpyxl"):
-        from openpyxl import load_workbook
-    book = _guarded(lambda: load_workbook(path, read_only=True, data_only=True))
+    excel = optional("openpyxl", "an Excel file needs openpyxl", "excel")
+    book = _guarded(lambda: excel.load_workbook(path, read_only=True, data_only=True))
     with contextlib.closing(book):
         sheet = _guarded(lambda: book.worksheets[0])
         sheet.reset_dimensions()  # those that the file states may be wrong

@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
-from dpjax import _lazy, _sharding, _validate
+from dpjax import _sharding, _validate
+from dpjax._lazy import optional
 from dpjax._tree import narrowed
 from dpjax._types import PyTree
 from dpjax.batching._batching import BatchState
@@ -192,9 +193,7 @@ class Parquet:
 
 
 def _parquet() -> Any:
-    with _lazy.extra("loading", "Parquet needs pyarrow"):
-        import pyarrow.parquet
-    return pyarrow.parquet
+    return optional("pyarrow.parquet", "Parquet needs pyarrow", "loading")
 
 
 def _types(metadata: Any, names: list[str], path: Path) -> dict[str, Layout]:
@@ -321,8 +320,7 @@ def batches(
         (8,) False
         (8,) False
     """
-    with _lazy.extra("loading", "batches need Grain"):
-        import grain
+    grain = optional("grain", "batches need Grain", "loading")
     is_state = isinstance(state, BatchState)
     _validate.require(is_state, "state", state, "the state that batching.init returns")
     num_records, num_shares = len(source), _num_shares(sharding)

@@ -18,7 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from dpjax import _lazy, _validate
+from dpjax import _validate
+from dpjax._lazy import optional
 from dpjax.tables.io import _csv
 from dpjax.tables.io._texts import PLAIN, TextFormat, Texts
 
@@ -32,8 +33,6 @@ _KINDS = {
     "text": r"(large_)?(str(?!uct)|utf8)|categorical",
     "times": r"date|time|duration|period",
 }
-_DECLARED = {"numbers": "number", "times": "time"}
-_DECLARED |= {kind: kind for kind in ("text", "truth", "nested")}
 
 
 def column_names(path: Path, text_format: TextFormat = PLAIN) -> list[str]:
@@ -84,9 +83,9 @@ def surveys(path: Path, text_format: TextFormat) -> dict[str, _csv.Survey]:
 def declared_kinds(path: Path) -> dict[str, str]:
     """Returns kinds by the names of columns, as Parquet files declare them, else {}.
 
-    Kinds are "number", "text", "truth" (boolean), "time" and "nested". A column is left
-    out if the files of a folder disagree on it. A schema may use kinds, because no
-    records are read, nor categories of a type, which usually come from the records.
+    Kinds are those of `_parquet_kind`. A column is left out if the files of a folder
+    disagree on it. A schema may use kinds, because no records are read, nor categories
+    of a type, which usually come from the records.
     """
     declared = []
     for file in files_of(path):
@@ -94,7 +93,7 @@ def declared_kinds(path: Path) -> dict[str, str]:
         if file.suffix.lower() == ".parquet":
             with _readable(file), _parquet(file) as opened:
                 kinds = {x.name: _parquet_kind(x) for x in opened.schema_arrow}
-        declared.append({k: _DECLARED[x] for k, x in kinds.items() if x in _DECLARED})
+        declared.append({k: x for k, x in kinds.items() if x not in (None, "bytes")})
     shared = set.intersection(*(set(kinds.items()) for kinds in declared))
     return {name: kind for name, kind in declared[0].items() if (name, kind) in shared}
 
@@ -143,10 +142,8 @@ def read_chunks(
                 if differing or len(shape) != 1:
                     raise ValueError(f"its columns are not of one shape (n,): {shapes}")
                 for name, column in columns.items():
-                    if (
-                        not isinstance(column, Texts)
-                        and column.dtype.kind not in "biuf"
-                    ):
+                    is_text = isinstance(column, Texts)
+                    if not is_text and column.dtype.kind not in "biuf":
                         kind = f"column {name!r} holds {column.dtype}"
                         raise ValueError(f"{kind}, not text or numbers")
                 yield columns
@@ -192,21 +189,21 @@ def frame_columns(frame: Any, names: list[str]) -> dict[str, Column]:
         >>> frame_columns({"town": ["Ghent", 3], "rooms": np.arange(2)}, ["rooms"])
         {'rooms': array([0, 1])}
     """
-    return {name: _frame_column(name, frame[name]) for name in names}
-
-
-def _frame_column(name: str, column: Any) -> Column:
-    """Returns a column as an array, or `Texts` to keep all digits; raises for times."""
-    # For `frame_columns`: an array of floats would merge large whole numbers.
-    if isinstance(column, Texts):
-        return column
-    kind, polars = kind_of(column), sys.modules.get("polars")
-    _validate.require(kind != "times", f"column {name!r}", kind, "of text or numbers")
-    if kind and polars is not None and isinstance(column, polars.Series):
-        return _from_polars(polars, column, PLAIN)
-    cells = cells_of(column)
-    is_exact = kind == "numbers" and cells.dtype == object
-    return Texts(Texts.of(cells).cells, is_number=True) if is_exact else cells
+    columns: dict[str, Column] = {}
+    polars = sys.modules.get("polars")
+    for name in names:
+        column, kind = frame[name], kind_of(frame[name])
+        rule = "of text or numbers"
+        _validate.require(kind != "times", f"column {name!r}", kind, rule)
+        if kind and polars is not None and isinstance(column, polars.Series):
+            column = _from_polars(polars, column, PLAIN)
+        elif not isinstance(column, Texts):
+            column = cells_of(column)
+            # An array of floats would merge large whole numbers.
+            if kind == "numbers" and column.dtype == object:
+                column = Texts(Texts.of(column).cells, is_number=True)
+        columns[name] = column
+    return columns
 
 
 def kind_of(column: Any) -> str | None:
@@ -282,9 +279,8 @@ def _read_parquet(
 
 def _parquet(path: Path) -> Any:
     # pyarrow reads texts that are not UTF-8, at which polars would raise an error.
-    with _lazy.extra("experiments", "Parquet needs pyarrow"):
-        from pyarrow.parquet import ParquetFile
-    return ParquetFile(path)
+    need = "Parquet needs pyarrow"
+    return optional("pyarrow.parquet", need, "experiments").ParquetFile(path)
 
 
 def _parquet_kind(field: Any) -> str | None:

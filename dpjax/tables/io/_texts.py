@@ -77,9 +77,8 @@ class TextFormat:
     @property
     def has_plain_numbers(self) -> bool:
         """Returns whether numbers are written as in Python."""
-        return self.decimal == "." and not (
-            self.thousands or self.currency or self.percent
-        )
+        marks = self.thousands, self.currency, self.percent
+        return self.decimal == "." and not any(marks)
 
     def plain(self, cells: Any) -> Any:
         """Returns texts (polars series) with numbers in Python's notation, to cast."""

@@ -23,9 +23,10 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from dpjax import _lazy, _validate
+from dpjax import _validate
+from dpjax._lazy import optional
 from dpjax._rounding import claim
-from dpjax.tables.columns._kinds import Categorical, Numeric
+from dpjax.tables.columns._kinds import Categorical
 from dpjax.tables.io._texts import number_of
 from dpjax.tables.io._untrusted import printable
 from dpjax.tables.models._terms import LARGEST, MEANS, Link, Terms
@@ -151,8 +152,8 @@ def parts_of(model: "Model", terms: Terms) -> Parts:
     columns: list[Numbers | Levels] = []
     place = 0
     for name, kind in model.columns.items():
-        if kind.categories:
-            columns.append(_levels(name, kind, terms.slopes[place:].tolist()))
+        if isinstance(kind, Categorical):
+            columns.append(_levels(name, kind, kind.weights(terms.slopes[place:])))
         else:
             at_center = float(terms.curve(place, np.zeros(1))[0])
             of_column = float(kind.center), float(kind.scale), at_center
@@ -202,33 +203,33 @@ def _ramps(
     return tuple(zip(ends[:-1], ends[1:], rates.tolist(), strict=True))
 
 
-def _levels(name: str, kind: Numeric | Categorical, weights: list[float]) -> Levels:
+def _levels(name: str, kind: Categorical, weights: list[float]) -> Levels:
     """Returns weights by the texts and numbers that match a category, for an export."""
     # Category 1 matches 1, 1.0 and true; category 01 the text 01 and the number 1.
-    # `weights` has a weight for each category, in order; more weights may follow.
+    # `weights` has a weight for each category, in order.
     spellings = {text: weights[at] for text, at in _spellings(kind).items()}
     levels = Levels(name, spellings, {}, {}, {})
     texts = map(str.strip, kind.categories)
-    for place, (text, weight) in enumerate(zip(texts, weights, strict=False)):
+    for place, (text, weight) in enumerate(zip(texts, weights, strict=True)):
         number = number_of(text)
         if not np.isfinite(number):
             levels.texts[text] = weight
             continue
         exact = Decimal(text) if text.lower() not in _TRUTH else Decimal(number)
         if exact == exact.to_integral_value():
-            (row,) = kind.encode(np.array([str(int(exact))], object))
-            if row[place]:
+            (match,) = kind.indices(np.array([str(int(exact))], object))
+            if match == place:
                 levels.numbers[int(exact)] = weight
                 continue
         levels.texts[text] = weight
-        (row,) = kind.encode(np.array([number]))
-        levels.codes[number] = weights[int(row.argmax())]
+        (match,) = kind.indices(np.array([number]))
+        levels.codes[number] = weights[match]
         if text == repr(number):
             levels.numbers[number] = weight
     return levels
 
 
-def _spellings(kind: Numeric | Categorical) -> dict[str, int]:
+def _spellings(kind: Categorical) -> dict[str, int]:
     """Returns indices of categories by each spelling, such as 1, 1.0 and true for 1."""
     # ONNX compares texts as they are written, so that it needs all spellings.
     texts: dict[str, None] = {}
@@ -241,9 +242,8 @@ def _spellings(kind: Numeric | Categorical) -> dict[str, int]:
         if np.isfinite(number) and number == int(number):
             written += [str(int(number)), f"{int(number)}.0"]
         texts |= dict.fromkeys(written)
-    rows = kind.encode(np.array([*texts], object))
-    pairs = zip(texts, rows, strict=True)
-    return {text: int(row.argmax()) for text, row in pairs if any(row)}
+    indices = kind.indices(np.array([*texts], object)).tolist()
+    return {text: at for text, at in zip(texts, indices, strict=True) if at >= 0}
 
 
 def sql_file(parts: Parts) -> bytes:
@@ -379,8 +379,9 @@ def onnx_file(parts: Parts) -> bytes:
     Its inputs are the columns (n,), of float64 or text, and its float64 output (n,) has
     the predictions of `Model.predict`.
     """
-    with _lazy.extra("export", "an export to ONNX needs onnx"):
-        from onnx import TensorProto, checker, helper
+    optional("onnx", "an export to ONNX needs onnx", "export")
+    from onnx import TensorProto, checker, helper
+
     _validate.require(len(parts.columns) > 0, "columns", [], "one or more, for ONNX")
     output = "prediction"
     # Names of nodes begin with the output's name. No input's name may begin with it.

@@ -292,7 +292,8 @@ class Model:
         """Returns the contribution of every column, as a function in its units.
 
         It is added to the target, to the log odds, or to the logarithm of the mean. It
-        is zero at the center of a numeric column, and for an unlisted category.
+        is zero at the center of a numeric column, and for the reference or an unlisted
+        category.
 
         Returns:
             `(grid, values)` by the names of columns, each of shape (m,). Contributions
@@ -301,10 +302,9 @@ class Model:
         """
         terms, (unit, _), shapes, place = self._numbers, self._units(), {}, 0
         for key, kind in self.columns.items():
-            if kind.categories:
-                grid = np.array(kind.categories, object)
-                values = terms.slopes[place : place + len(grid)]
-                shape = Shape(grid, np.asarray(values, np.float64))
+            if isinstance(kind, Categorical):
+                values = np.array(kind.weights(terms.slopes[place:]))
+                shape = Shape(np.array(kind.categories, object), values)
             else:
                 shape = Shape.of_number(
                     partial(terms.curve, place),
@@ -497,7 +497,8 @@ def _kind(content: Any) -> Numeric | Categorical:
     of_type(dict, "column", content)
     if "categories" in content:
         names = of_type(list, "categories", content["categories"])
-        return Categorical(tuple(of_type(str, "categories", name) for name in names))
+        names = tuple(of_type(str, "categories", name) for name in names)
+        return Categorical(names, content.get("reference"))
     numbers = {name: number(name, value) for name, value in content.items()}
     if not numbers.keys() >= {"center", "scale"}:
         raise ValueError(f"columns need categories, or center and scale, got {content}")

@@ -37,7 +37,7 @@ columns.free = {}
 columns.income = {center = 10_000, scale = 10_000, limit = 1}
 columns.age = {center = 50, scale = 50, limit = 1}
 columns.town = {categories = ["Ghent", "Lier", "Nowhere"]}
-columns.owns = {categories = ["true"]}
+columns.owns = {categories = ["true"], others = "reference"}
 """
 
 

@@ -74,31 +74,6 @@ def test_adult_shows_the_comparison(tmp_path):
         assert (saved["params"].shape, saved["heights"].shape) == ((105,), (5, 11))
 
 
-def test_intervals_are_trained_shown_and_reported(here):
-    rng = np.random.default_rng(0)
-    sizes, noise = rng.uniform(1, 7, 4_000), rng.normal(size=4_000)
-    lines = [f"{a},{100 * a + 50 * b},no" for a, b in zip(sizes, noise, strict=True)]
-    (here / "data.csv").write_text("\n".join(["rooms,price,town", *lines]))
-    (here / "schema.toml").write_text(
-        "columns.rooms = {center = 4, scale = 2}\n"
-        'columns.town = {categories = ["Ghent"]}\n'
-        'target = {column = "price", center = 400, scale = 200}\n'
-    )
-    words = "train data.csv --schema schema.toml --epsilon 8 --loss squared --output o"
-    done(invoke(*words.split(), "--intervals"))
-    shown = words_of(invoke("show", "o").stdout)
-    content = read_report(here / "o")["intervals"]
-    assert content["level"] == 0.95
-    interval = content["coefficients"]["rooms"]
-    assert interval["low"] < 100 < interval["high"] < interval["low"] + 20
-    row = shown.split("rooms ")[1].split()
-    numbers = interval["coefficient"], interval["standard_error"]
-    assert [float(x) for x in row[:2]] == pytest.approx([*numbers], rel=1e-3)
-    # JSON has no infinity.
-    assert content["coefficients"]["town=Ghent"]["standard_error"] is None
-    assert "No honest interval can be had for town=Ghent: the noise hides" in shown
-
-
 @pytest.fixture
 def claims(here):
     rng, n = np.random.default_rng(0), 20_000

@@ -279,7 +279,7 @@ FORGOTTEN |= {
     )
     for name, solver in registry.SOLVERS.items()
 }
-REFUSED = {name: (f, "key must be one for each") for name, f in FORGOTTEN.items()}
+REFUSED = {name: (f, "key must be another one on") for name, f in FORGOTTEN.items()}
 IDS = jnp.arange(N // DEVICES)
 REFUSED |= {
     "user_ids": (

@@ -73,9 +73,7 @@ def test_tiny_tables_give_finite_predictions(estimator, n):
         assert np.isfinite(numbers(rows)).all()
 
 
-@pytest.mark.parametrize(
-    "estimator", [*MODELS, dpjax.sklearn], ids=lambda cls: cls.__name__
-)
+@pytest.mark.parametrize("estimator", MODELS, ids=lambda cls: cls.__name__)
 def test_examples_that_the_default_run_skips(estimator):
     source = inspect.getdoc(estimator).replace("# doctest: +SKIP", "")
     example = doctest.DocTestParser().get_doctest(source, {}, "example", None, 0)

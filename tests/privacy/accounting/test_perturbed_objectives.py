@@ -17,7 +17,8 @@ import scipy.special
 import scipy.stats
 
 from benchmarks.figures import printed
-from dpjax.accounting._objective import objective_epsilon, objective_noise
+from dpjax.accounting import gaussian_epsilon
+from dpjax.accounting._objective import objective_noise
 from dpjax.solvers import dp_objective_perturbation
 
 # Sums over a grid of 7.5 stddevs on each side are this exact; a test holds them to it.
@@ -85,7 +86,19 @@ class Attack(NamedTuple):
             noise = printed.procedure_3(self.epsilon, self.delta, **options, **setting)
         setting["regularization"] += noise.extra_regularization
         if is_printed:
-            stated = objective_epsilon(noise.stddev, self.delta, **setting, **bounds)
+            # By (2) or (3) of `accounting._objective`.
+            shares, least = (
+                [(0.5, 2)],
+                2 / noise.stddev * math.hypot(1, 1 / noise.stddev),
+            )
+            if "is_non_increasing" in bounds:
+                shares, least = [(0.999, 2), (0.0005, 1)], 0.0
+            terms = [
+                gaussian_epsilon(noise.stddev, share * self.delta, sensitivity=size)
+                for share, size in shares
+            ]
+            curvature = bounds["curvature_bound"] / setting["regularization"]
+            stated = max(least, *terms) + math.log1p(curvature / num_samples)
             assert stated <= self.epsilon  # what the paper claims
         convexity = num_samples * setting["regularization"]
         return self.measured(convexity, noise.stddev, num_points) / stated

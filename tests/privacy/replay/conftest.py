@@ -19,5 +19,6 @@ def hooks(programs_of_replays):
         # A public rule asks for hundreds of records before columns bend: here few do.
         few = (12.0, 0.0), (8.0, 0.0)
         patch.setattr("dpjax.solvers.additive._curves.LABEL_RECORDS", few)
+        patch.setattr("dpjax.solvers.additive._curves.BEND_RECORDS", few[1])
         yield _replay.installed(patch)
     jax.clear_caches()

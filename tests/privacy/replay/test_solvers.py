@@ -135,7 +135,7 @@ OPTIONS = {
     "description, sample": partial(description, max_records=12),
     "curves": additive(weights=True),
     "curves of a sample": additive("logistic", max_records=12, weights=True),
-    "curves of outputs": additive(losses.softmax(3)),
+    "curves of outputs": additive(losses.softmax(3), epsilon=300.0),  # coarse knots
     "narrow curves": additive("logistic", solve=mostly_zero, weights=True, epsilon=2e5),
     "curves, intervals": additive(weights=True, intervals=True),
     "curves, exposures": additive(losses.poisson(10.0), offsets=True),

@@ -57,11 +57,13 @@ def write_table(columns):
     Path("data.csv").write_text("".join(",".join(row) + "\n" for row in rows))
 
 
-def sheet(rows):
-    """Returns the content of an Excel file with these rows, and a second sheet."""
+def sheet(rows, **formats):
+    """Returns an Excel file with these rows, formats of cells, and a second sheet."""
     book, content = openpyxl.Workbook(), io.BytesIO()
     for row in rows:
         book.active.append(row)
+    for place, form in formats.items():
+        book.active[place].number_format = form
     book.create_sheet().append(["another"])
     book.save(content)
     return content.getvalue()

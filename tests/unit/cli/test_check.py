@@ -25,8 +25,8 @@ COLUMNS = {
 GOOD = {
     "age": "{center = 50, scale = 20}",
     "income": "{center = 0, scale = 1}",
-    "town": '{categories = ["Ghent"]}',
-    "flag": '{categories = ["1"]}',
+    "town": '{categories = ["Ghent", "Lier"], reference = "Lier"}',
+    "flag": '{categories = ["1"], others = "reference"}',
 }
 CHECK = "check", "data.csv", "--schema", "schema.toml"
 PRICE = '{column = "price", center = 1000, scale = 500}'
@@ -118,7 +118,8 @@ def test_records_of_missing_targets_have_no_weight_and_are_reported(folder):
     assert stats["constant"] == pytest.approx(2.73, rel=0.02)
 
 
-def test_check_counts_and_writes_nothing(folder):
+def test_check_counts_and_writes_nothing(folder, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
     (folder / "schema.toml").write_text(schema(**GOOD))
     before = sorted(folder.rglob("*"))
     code, shown, _ = invoke(*CHECK)
@@ -126,8 +127,8 @@ def test_check_counts_and_writes_nothing(folder):
     for text in (
         "age 50 by 20 0% 0% 0%",
         "income 0 by 1 100.0% 0% 0%",
-        "town Ghent 0% 0% - reference level 'Lier' (50.0%)",
-        "flag 1 0% 0% - reference level '0.0' (50.0%)",
+        "town Ghent, Lier (reference) 0% 0% -",
+        "flag 1 0% 0% - reference (50.0%), such as '0.0'",
         "price 1000 by 500 0% 100.0% 0% like $1200 (try --currency '$')",
         NO_NUMBER,
     ):
@@ -146,16 +147,27 @@ def test_check_counts_and_writes_nothing(folder):
     assert "No target was checked: --target names it." in shown
 
 
-def test_reference_levels_unknown_cells_and_what_does_not_decode():
-    labels = ["a"] * 150 + ["b"] * 100 + ["A", "", "nan", "\ufffd"]
-    column = np.array(labels, object)
-    counts = count_cells(Categorical(("a",)), column)
-    assert (counts.used, counts.missing, counts.unread) == (150, 3, 1)
-    assert (counts.reference, counts.level, counts.example) == (100, "b", "A")
-    assert counts.undecoded == 1
-    # Where no cell matches, nothing is a reference level.
-    counts = count_cells(Categorical(("c",)), column)
-    assert (counts.unread, counts.reference, counts.example) == (251, 0, "a")
+def test_no_count_takes_the_reference_for_missing():
+    cells = np.array(["a"] * 150 + ["b"] * 100 + ["A", "", "nan", "\ufffd"], object)
+    for kind, *expected in (
+        (Categorical(("a", "b"), "b"), 250, 1, 0, "A"),
+        (Categorical(("a",)), 150, 0, 101, "b"),  # what is not listed is the reference
+        (Categorical(("c",)), 0, 251, 0, "a"),  # unless nothing is listed
+    ):
+        counts = count_cells(kind, cells)
+        assert (counts.missing, counts.undecoded) == (3, 1)
+        numbers = [counts.used, counts.unread, counts.reference, counts.example]
+        assert numbers == expected
+
+
+def test_a_level_that_the_schema_forgets_is_told(folder, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    section = '{categories = ["Mons", "Ghent"]}'
+    (folder / "schema.toml").write_text(schema(age=GOOD["age"], town=section))
+    shown = invoke(*CHECK)[1]
+    assert "town Mons (reference), Ghent 0% 50.0% - such as 'Lier'" in shown
+    text = "column 'town': 100 of 200 cells, such as 'Lier', match none of the schema's"
+    assert f"{text} categories: they count as its reference, 'Mons'." in shown
 
 
 def test_what_a_command_is_at_shows_until_something_is_printed(monkeypatch, capsys):

@@ -138,7 +138,7 @@ test_bad_plans_are_refused = refusals(
 --loss absolute => '--loss'
 --loss logistic => --schema must be a file with positive
 --output schema.toml => --output must be a folder
---rows 9000000 => --rows must be at most 5,000,000 with 3 features
+--rows 9000000 => --rows must be at most 6,666,666 with 2 features
 --width 1 --loss tweedie => --width must be left out with
 """,
     run=plan,

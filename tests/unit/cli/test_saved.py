@@ -12,6 +12,7 @@ from dpjax.solvers import Curves
 from tests.unit.cli.command import done, invoke, model_file, refusals, words_of
 from tests.unit.models.test_model import TOWN, WEIGHTS, model
 
+REFERRED = Categorical(("Ghent", "Lier", "Aalst"), "Lier")
 NEW = "town,rooms,junk\nGhent,6,?\nMons,$7,1\nLier,,2\n"
 
 
@@ -28,10 +29,12 @@ def folder(here):
         "label.npz": {"link": "logit", **sold},
         "curves.npz": {"target_name": "sold", **amounts},
         "constant.npz": {"params": np.zeros(1), "columns": {}},
+        "referred.npz": {"columns": {"rooms": columns["rooms"], "town": REFERRED}},
     }.items():
         made = model(**{"columns": columns, "target_unit": ""} | changes)
         (here / name).write_bytes(model_file(made))
     (here / "new.csv").write_text(NEW)
+    (here / "rooms.csv").write_text("rooms\n1\n")
     (here / "other.csv").write_text("towns,doors\nGhent,1\n")
     return here
 
@@ -44,8 +47,13 @@ def test_predictions_are_written_and_odd_cells_are_reported_to_the_curator(folde
     mark, cells = words_of(result.stderr).split("dpjax check tells more): ")
     assert mark.startswith("For the curator's eyes only, outside the guarantee")
     like = "rooms: 2 of 3 cells hold no number, most like $7 (try --currency '$'): they"
-    assert f"{like} count as the center of the column, as in training." in cells
-    assert "town: 1 of 3 cells match no category: they count as none of them" in cells
+    assert f"{like} count as the center 4, as in training." in cells
+    unlisted = "town: 1 of 3 cells match no category: they count as"
+    assert f"{unlisted} none of its categories, as in training." in cells
+    shown = words_of(invoke("predict", "referred.npz", "new.csv").stderr)
+    assert f"{unlisted} the reference 'Lier', as in training." in shown
+    shown = words_of(invoke("predict", "referred.npz", "rooms.csv").stderr)
+    assert "no column town: the reference 'Lier' is used for all records." in shown
 
 
 def test_no_kept_cell_is_run_by_a_spreadsheet(folder):
@@ -99,6 +107,11 @@ SHOWN = {  # a model, and what is shown of it
         "intercept all at 0 or in no category -50",
         "Privacy: epsilon = 1, delta = 1e-05. Replacing any one of the 40 records",
         "rooms is held within -2 and 10.",
+    ),
+    "referred.npz": (
+        "town Ghent 100 town Lier (reference) 0 town Aalst -100",
+        "intercept all at 0 or at the reference -50",
+        "A cell in none of the categories counts as the reference.",
     ),
     "label.npz": ["Predicts the probability of sold = yes"],
     "curves.npz": (

@@ -1,8 +1,10 @@
 """The schema: what it may say, and what is proposed for one."""
 
 import datetime
+import json
 import tomllib
 
+import numpy as np
 import polars as pl
 import pytest
 
@@ -10,7 +12,7 @@ from dpjax.datasets import Categorical, Numeric
 from dpjax.tables.cli import _curator
 from dpjax.tables.cli._curator import Guess, guess_name, schema_text
 from dpjax.tables.cli._schema import BoundedColumn, Schema, read_schema
-from tests.unit.cli.command import done, invoke, refused, words_of
+from tests.unit.cli.command import done, invoke, read_report, refused, words_of
 
 ODD_NAMES = ["age", "a b", 'quo"te', "dot.ted", "tab\t\x7f", "é", "", "back\\slash"]
 
@@ -32,9 +34,12 @@ def test_a_schema_has_numbers_and_categories(read):
         quoted = false
         columns.a = {center = 1, scale = 2.5}
         columns.b = {categories = ["x", 3, true]}
+        columns.c = {categories = [1, 2], reference = 2}
+        columns.d = {categories = ["x"], others = "reference"}
         target = {center = 0, scale = 10}
     """
-    kinds = {"a": Numeric(1, 2.5), "b": Categorical(("x", "3", "true"))}
+    kinds = {"a": Numeric(1, 2.5), "b": Categorical(("x", "3", "true"), "x")}
+    kinds |= {"c": Categorical(("1", "2"), "2"), "d": Categorical(("x",))}
     assert read(text, link="identity") == Schema(kinds, Numeric(0, 10))
 
 
@@ -109,7 +114,7 @@ def test_a_proposal_follows_from_names_and_declared_types(tmp_path, monkeypatch)
     content, warning = proposed(tmp_path / "data.parquet", "--target", "smoker")
     assert warning == ""
     assert content["columns"] == {
-        "sold": {"categories": ["true"]},
+        "sold": {"categories": ["false", "true"]},
         # Those of the type are of the records as a rule.
         "kind": {"categories": ["FILL IN"]},
         "note": {"categories": ["FILL IN"]},
@@ -130,11 +135,10 @@ def test_a_proposal_from_the_records_warns_and_follows_from_their_values(tmp_pat
     content, warning = proposed(*given)
     assert "the guarantee of a model that uses them does not cover that" in warning
     assert content["columns"] == {
-        "sold": {"categories": ["true"]},
-        "kind": {"categories": ["b"]},
-        "note": {"categories": ["1"]},
+        "sold": {"categories": ["false", "true"]},
+        "kind": {"categories": ["a", "b"]},
+        "note": {"categories": ["x", "1"]},
         "age": {"center": 50.0, "scale": 20.0},
-        "born": {"categories": ["2000-01-01"]},
     }
     assert content["target"] == {"column": "smoker", "positive": "yes"}
     path = tmp_path / "schema.toml"
@@ -142,6 +146,42 @@ def test_a_proposal_from_the_records_warns_and_follows_from_their_values(tmp_pat
     assert "THE RECORDS, which no guarantee covers" in path.read_text()
     assert "# [columns.id] is left out: it tells records apart." in path.read_text()
     assert read_schema(path, link=None).target == Categorical(("yes",))
+
+
+def test_one_schema_serves_every_command(here):
+    rng = np.random.default_rng(0)
+    town = rng.choice(["Ghent", "Lier", "Mons"], 6_000, p=[0.2, 0.5, 0.3])
+    x = rng.normal(size=6_000)
+    y = 2 * x + 3 * (town == "Lier") - 4 * (town == "Mons") + rng.normal(size=6_000)
+    pl.DataFrame({"x": x, "town": town, "y": y}).write_csv("data.csv")
+    schema = done(invoke("schema", "data.csv", "--target", "y", "--from-data")).stdout
+    schema = schema.replace('"Mons"', '"Mons", "Nowhere"')
+    (here / "schema.toml").write_text(schema)
+    given = "data.csv", "--schema", "schema.toml"
+    assert "Nearly every column can be used." in invoke("check", *given).stdout
+    run = *given, "--epsilon", 1e3, "--delta", 1e-6, "--seed", 0, "--output"
+    done(invoke("train", *run, "out", "--loss", "squared", "--intervals"))
+    intervals = read_report(here / "out")["intervals"]
+    weights = intervals["coefficients"]
+    assert intervals["level"] == 0.95
+    for name, effect in {"x": 2, "town=Lier": 3, "town=Mons": -4}.items():
+        error = weights[name]["standard_error"]
+        assert 0 < error < 0.1
+        assert abs(weights[name]["coefficient"] - effect) < 4 * error
+    # JSON has no infinity.
+    assert weights["town=Nowhere"]["standard_error"] is None
+    assert [*weights] == ["x", "town=Lier", "town=Mons", "town=Nowhere", "intercept"]
+    shown = words_of(done(invoke("show", "out")).stdout)
+    assert "No honest interval can be had for town=Nowhere: the noise hides" in shown
+    assert "Categories are compared with a reference: town with 'Ghent'." in shown
+    row = [float(number) for number in shown.split("town=Lier ")[1].split()[:2]]
+    assert row == pytest.approx([*weights["town=Lier"].values()][:2], rel=1e-3)
+    done(invoke("describe", *run, "described"))
+    described = json.loads((here / "described" / "description.json").read_text())
+    truth = {"Ghent": sum(town == "Ghent"), "Nowhere": 0, "(other)": 0}
+    for row in described["rows"]:
+        if row["statistic"] == "count" and row["of"] in truth:
+            assert row["value"] == pytest.approx(truth[row["of"]], abs=2)
 
 
 def test_a_schema_that_is_there_is_not_written_over(tmp_path):
@@ -171,7 +211,7 @@ OF_COLUMNS = [  # what the schema has of column a, or all of it
     ("[columns.a]\nscale=1\n[columns.a]\nscale=2", "a TOML file"),
     ("columns = {}", "at least one section"),
     ("columns.a = 3", r"two numbers .* in \[columns.a\]"),
-    ("columns.a = {center = 0, scale = '1'}", "two numbers"),
+    ("columns.a = {center = 0, scale = '1'}", "scale must be a number"),
     ("columns.a = {center = 0, scale = 0}", "scale must be positive"),
     (f"columns.a = {{center = 1{'0' * 400}, scale = 1}}", "columns.a"),
     ("columns.a = {categories = []}", "distinct"),
@@ -179,6 +219,16 @@ OF_COLUMNS = [  # what the schema has of column a, or all of it
     ("columns.a = {categories = [[1]]}", "texts or numbers"),
     ("columns.a = {categories = ['nan']}", "none blank, nan, NaT or <NA>"),
     ("columns.a = {categories = 'ab'}", "a list"),
+    ("columns.a = {categories = ['a']}", r"two or more .* of .columns.a.,"),
+    ("columns.a = {categories = ['a'], reference = 'a'}", "two or more levels"),
+    ("columns.a = {categories = ['a', 'b'], reference = 'c'}", "one of them as refer"),
+    ("columns.a = {categories = [1, 2], reference = [1]}", "one of them as reference"),
+    ("columns.a = {categories = ['a'], others = 'a'}", "others = .reference., if"),
+    ("columns.a = {categories = ['a', 'b'], refrence = 'a'}", "got .*'refrence': 'a'"),
+    (
+        "columns.a = {categories = ['a', 'b'], reference = 'a', others = 'reference'}",
+        "or with others",
+    ),
 ]
 OF_AMOUNTS = [
     ("scale = 2", "center = 3, scale = 2", "scale, and center 0 or non"),

@@ -128,7 +128,7 @@ def test_a_person_has_the_privacy_that_is_asked_for(options):
 def test_nobody_on_a_list_need_have_a_record(tmp_path):
     path, schema, names = (tmp_path / x for x in ("data.csv", "s.toml", "names.txt"))
     path.write_text("who,x,y,z\n")
-    text = "columns = {x = {center = 0, scale = 1}, z = {categories = ['a']}}\n"
+    text = "columns = {x = {center = 0, scale = 1}, z = {categories = ['a', 'b']}}\n"
     schema.write_text(text + "target = {column = 'y', center = 0, scale = 1}")
     names.write_text("\n".join(NAMES))
     asked = {"source": str(path), "epsilon": 1.0, "loss": "squared", "schema": schema}

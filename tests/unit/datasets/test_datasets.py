@@ -80,6 +80,22 @@ def test_a_record_is_encoded_by_itself():
     assert features.shape == (0, 1)
 
 
+def test_a_reference_has_no_feature():
+    kind, cells = Categorical(("a", "1", "b"), "1"), np.array(["b", "1.0", "?", "a"])
+    assert kind.encode(cells).tolist() == [[0, 1], [0, 0], [0, 0], [1, 0]]
+    assert kind.indices(cells).tolist() == [2, 1, -1, 0]
+    assert kind.is_read(cells).tolist() == [True, True, False, True]
+    assert kind.names("c") == ("c=a", "c=b")
+    assert kind.weights(np.array([2.0, 3.0])) == [2.0, 0.0, 3.0]
+
+
+test_bad_references_are_refused = refused(
+    lambda given: Categorical(*given),
+    ((("a", "b"), "c"), r"reference must be one of two or more categories \(a, b\)"),
+    ((("a",), "a"), "reference must be one of two or more"),
+)
+
+
 TWO, NUMBER = np.ones(2), {"x": Numeric()}
 test_bad_schemas_and_columns_are_refused = refused(
     lambda given: encode(*given),

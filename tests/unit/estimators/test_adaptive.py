@@ -138,5 +138,5 @@ def test_numbers_that_are_not_finite_count_as_zero_and_only_privatize_takes_it()
         aggregate(adaptive)
     with pytest.raises(ValueError, match="estimator must be an estimator"):
         dpjax.robust_grad(jnp.dot, adaptive)
-    with pytest.raises(ValueError, match="estimator must be norm-wise"):
+    with pytest.raises(ValueError, match="estimator must be Clipping"):
         estimators.AdaptiveThreshold(adaptive.counting, lower=0.1, upper=10.0)

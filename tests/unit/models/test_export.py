@@ -22,13 +22,14 @@ COLUMNS = {
     "rooms": Numeric(4, 2, limit=3.0),
     NUMBER: Numeric(1.5e9, 1e-3),
     TEXT: Categorical(TOWNS),
-    "sold": Categorical(("true",)),
+    "sold": Categorical(("false", "true", "no"), "no"),
 }
-WEIGHTS = np.array([0.1, 3e-4, 1.1, -1 / 3, 0.3, 5e-5, 7.0, -0.7, 0.9, -0.2])
+WEIGHTS = [0.1, 3e-4, 1.1, -1 / 3, 0.3, 5e-5, 7.0, -0.7, 0.4, 0.9, -0.2]
+WEIGHTS = np.array(WEIGHTS)
 BENT = Curves(
     WEIGHTS.astype(np.float32),
     np.array([[0.5, 0.1, -1.5, 0.7], [-0.3, 0.2, 0.0, 1.0]], np.float32),
-    *((-5.0, -1.0, 0.5, 2.0), (0, 1), 9),
+    *((-5.0, -1.0, 0.5, 2.0), (0, 1), 10),
 )
 LABELS = {"link": "logit", "target": Categorical(("yes",))}
 AMOUNTS = {"link": "log", "target": Numeric(0, 10)}
@@ -144,7 +145,7 @@ NUL = "a name or category must be UTF-8 text without NUL"
     ("changes", "form", "message"),
     [
         ({}, "c", "format must be onnx or sql, got 'c'"),
-        ({"params": np.full(10, np.nan)}, "sql", "params must be finite"),
+        ({"params": np.full(11, np.nan)}, "sql", "params must be finite"),
         (of({"a\0": Numeric()}), "sql", NUL),
         (of({"\ud800": Numeric()}), "onnx", NUL),
         (of({"a": Numeric(), "A": Numeric()}), "sql", "distinct without case"),

@@ -26,6 +26,7 @@ from dpjax.tables.models._model import model_file
 from tests.unit.refusals import refused
 
 ROOMS, TOWN = Numeric(4, 2), Categorical(("Ghent", "Lier"))
+REFERRED = Categorical(("Lier", "Mons", "Ghent"), "Mons")
 COST = Numeric(0, 100)
 WEIGHTS = np.array([2.0, 1.0, -1.0, 0.5], np.float32)
 HEIGHTS = np.array([[3.0, 0.0, 1.0]], np.float32)
@@ -91,6 +92,15 @@ def test_coefficients_predict_as_the_model_does():
     odds = labels.coefficients()
     assert odds["intercept"] + 4 * odds["rooms"] == pytest.approx(0.5)
     assert (labels.positive, model().positive) == ("yes", None)
+
+
+def test_a_reference_adds_nothing():
+    made = model(columns={"rooms": ROOMS, "town": REFERRED})
+    assert [*made.coefficients()] == ["rooms", "town=Lier", "town=Ghent", "intercept"]
+    grid, values = made.shapes()["town"]
+    assert (grid.tolist(), values.tolist()) == ([*REFERRED.categories], [100, 0, -100])
+    table = TABLE | {"town": ["Mons", "?", "Ghent"]}
+    assert made.predict(table).tolist() == [550.0, 350.0, 250.0]
 
 
 ERRORS = {
@@ -169,6 +179,7 @@ SAVED = [
     {"params": BENT},
     ERRORS,
     {"columns": {"rooms": Numeric(4, 2, 0.5), "töwn,\n": TOWN}},
+    {"columns": {"rooms": ROOMS, "town": REFERRED}},
     {"link": "logit", "target": Categorical(("yes",))},
     {"link": "log", "target": COST, "exposure": BoundedColumn("years", 2.0)},
     {"privacy": PrivacyGuarantee.of(math.inf, 0, dp_event=NOTHING)},

@@ -343,7 +343,7 @@ test_bad_arguments_are_refused_by_name = refused(
     (summed(identity=b"short"), "identity must be 32 bytes"),
     (summed(fingerprints=FINGERPRINTS[:1]), "identity must be given with"),
     *(
-        (summed(identity=bytes(32), fingerprints=bad), "fingerprints must be 1")
+        (summed(identity=bytes(32), fingerprints=bad), "fingerprints must be a list")
         for bad in ([], ["a"], "a" * 64)
     ),
     *((partial(Grid, step=step, bound=1.0), "step") for step in (0.3, 0.0, math.inf)),

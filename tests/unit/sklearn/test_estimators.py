@@ -12,7 +12,7 @@ import pytest
 from sklearn.base import clone
 
 import dpjax.sklearn as sk
-from dpjax.accounting import gaussian_epsilon
+from dpjax.accounting import gaussian_epsilon, gaussian_stddev
 from dpjax.sklearn import _additive, _labels, _linear, _regressors, _tables
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is cloned again")
@@ -102,7 +102,7 @@ def test_all_releases_share_one_budget(monkeypatch, estimator, is_open, epsilon,
     if epsilon == 1.0:
         assert len(parts) == (3 if is_open else 1)
     assert gaussian_epsilon(together, delta, sensitivity=1.0) <= epsilon
-    assert together < 1.0001 * _linear.total_noise(epsilon, delta), "nothing is wasted"
+    assert together < 1.0001 * gaussian_stddev(epsilon, delta, sensitivity=1.0)
 
 
 ONE_COLUMN = polars.DataFrame({"age": [1.0, 2.0]})
@@ -247,7 +247,7 @@ def test_a_mean_in_a_public_range_is_a_clipped_one():
     models = (sk.DPMeanRegressor(random_state=seed, **given) for seed in range(20))
     errors = [model.fit(rows, targets).mean_ - 0.5 for model in models]
     # Of a mean in [0, 1], of noise (multiplier / n) in each fit.
-    expected = _linear.total_noise(1.0, 20_000**-1.1) / 20_000
+    expected = gaussian_stddev(1.0, 20_000**-1.1, sensitivity=1.0) / 20_000
     np.testing.assert_allclose(np.std(errors), expected, rtol=0.5)
 
 

@@ -13,7 +13,10 @@ from dpjax.solvers import Curves, Solution, dp_additive_model, dp_linear_model
 from dpjax.solvers.additive import _curves, _model
 from dpjax.solvers.additive._choice import rare_columns
 from dpjax.solvers.additive._curves import FINE, FINEST, NARROW, Hats
-from dpjax.solvers.linear._kind import Examples, ModelKind
+from dpjax.solvers.linear._bends import with_bends
+from dpjax.solvers.linear._kind import Bends, Examples, ModelKind
+from dpjax.solvers.statistics._moments import Whitening
+from dpjax.solvers.training._curves import errors_of_sums
 from tests.unit.refusals import refused
 
 KNOTS = (-2.0, 0.0, 2.0)
@@ -76,6 +79,42 @@ def test_curves_are_sums_of_the_functions_that_are_fitted(outputs, tail, is_narr
     np.testing.assert_allclose(curves.predict(features), expected, rtol=1e-4, atol=1e-4)
 
 
+def test_bends_are_white_and_beside_their_lines():
+    rng = np.random.default_rng(0)
+    columns = jnp.asarray(rng.standard_t(3, (5_000, 3)), "float32")
+    weights = jnp.asarray(rng.random(5_000), "float32")
+    bends = Bends((2, 0), (-2.0, -0.5, 0.0, 1.0, 2.0))
+    kind = ModelKind(losses.logistic, True, False, None, bends=bends)
+    examples = Examples(columns, 0 * weights, 0 * weights, weights)
+    empty = (
+        Whitening(jnp.zeros(0), jnp.zeros((0, 0)), jnp.ones(())),
+        jnp.zeros((5000, 0)),
+    )
+    mean, key = jnp.mean(weights), jax.random.key(0)
+    _, z = with_bends(kind, examples, *empty, mean, key, 1e-6)
+    lines = np.clip(columns[:, (2, 0)], -2, 2)
+    moments = np.cov(np.c_[z, lines].T, aweights=weights) * float(mean)
+    for own in (slice(0, 3), slice(3, 6)):
+        # The least eigenvalue that is added leaves them below one.
+        np.testing.assert_allclose(moments[own, own], np.eye(3), atol=0.2)
+    np.testing.assert_allclose([moments[:3, 6], moments[3:6, 7]], 0, atol=0.02)
+
+
+def test_labels_have_split_curves_where_records_suffice():
+    sizes = [_curves.may_be_split(n, 9, 4, 2.0) for n in (2_000, 2_300)]
+    assert sizes == [False, True]
+    rng = np.random.default_rng(0)
+    features = np.c_[rng.normal(size=(4_000, 2)), np.ones(4_000)]
+    rare = np.abs(features[:, 0]) > 2  # no line tells these apart
+    labels = np.where(rare, 1.0, -1.0)
+    options = {"key": jax.random.key(0), "epsilon": 2.0, "delta": 1e-5, "smooth": [0]}
+    args = "logistic", (features, labels)
+    solution = dp_additive_model(*args, **options, intercept=2)
+    assert solution.params.knots == FINE  # at which the coarse curves are released too
+    predicted = np.asarray(solution.predict(features))
+    assert predicted[rare].mean() > predicted[~rare].mean() + 2
+
+
 def test_which_columns_are_mostly_zero():
     shares = np.array([0.5, 0.05, 0.14, 0.0, 0.16])
     beside = np.arange(1_000)[:, None] < 1_000 * shares
@@ -134,6 +173,21 @@ def test_at_a_small_budget_it_is_the_linear_model():
     linear = dp_linear_model("squared", (features, bent(features) + noise), **options)
     np.testing.assert_array_equal(additive.params.slopes, linear.params)
     assert additive.privacy == linear.privacy
+
+
+@pytest.mark.parametrize("outputs", [(), (3,)])
+def test_curves_are_the_same_at_finer_knots(outputs):
+    rng = np.random.default_rng(0)
+    features = rng.standard_t(2, (50, 3)).astype(np.float32)
+    weights = jnp.asarray(rng.normal(size=(3 + 4, *outputs)), "float32")
+    bends = Bends((2, 0), _curves.COARSE)
+    curves = _curves.curves_of(weights, 3, (2, 0), 1.0, _curves.COARSE, None, 1.0, 1.0)
+    columns = np.c_[features, bends(jnp.asarray(features))]
+    expected = np.float64(columns) @ np.float64(weights)
+    for params in (curves, _curves.at_knots(curves, FINE)):
+        np.testing.assert_allclose(
+            params.predict(features), expected, rtol=1e-4, atol=1e-4
+        )
 
 
 def test_knots_follow_from_public_numbers():
@@ -205,6 +259,9 @@ def test_bands_hold_curves_of_their_span(banded):
         at = np.abs(grid) == 2
         assert (high - low)[at].max() < 2
         np.testing.assert_allclose((low + high) / 2, banded.shapes()[column][1], 1e-4)
+    # Two columns have seven numbers each, at which all bands hold together.
+    together = banded.bands(0.986, simultaneous=True)[1]
+    np.testing.assert_allclose(together, bands[1], rtol=1e-4)
 
 
 def test_the_error_of_a_curve_is_that_of_a_sum_of_params(banded):
@@ -229,20 +286,17 @@ def test_the_error_of_a_curve_is_that_of_a_sum_of_params(banded):
 
 def test_an_error_that_cancels_is_not_zero():
     """Two parts that are as good as equal leave the rounding of their sum."""
-    curves = Curves(jnp.ones(1), jnp.zeros((1, 2)), (0.0, 1.0), (0,), None)
-    errors = Curves(jnp.ones(1), jnp.array([[0.0, 1.0]]), (0.0, 1.0), (0,), None)
-    opposite = jnp.array([[1.0, 0.0, -1.0], [0.0, 1.0, 0.0], [-1.0, 0.0, 1.0]])
-    grid = [0.0, 1.0, 2.0, 2.0]
-    stated = curves.errors(errors, opposite, 0, grid)
-    assert stated[0] == 0
-    assert 0 < stated[1] < 0.01
-    np.testing.assert_allclose(stated[2:], 1.0, rtol=1e-3)
-    small = jax.tree.map(lambda x: x * 1e-25, errors)  # of squares below float32
-    stated = curves.errors(small, opposite, 0, grid)
-    np.testing.assert_allclose(stated[2:], 1e-25, 1e-3)
-    # Without an error of the height there is none where the curve reads it.
-    hidden = Curves(jnp.ones(1), jnp.array([[0.0, jnp.inf]]), (0.0, 1.0), (0,), None)
-    stated = curves.errors(hidden, jnp.eye(3), 0, [-1.0, 0.0, 0.5, jnp.nan])
+    opposite = jnp.array([[1.0, -1.0], [-1.0, 1.0]])
+    factors = jnp.array([[1.0, 1.0], [2.0, 1.0]])
+    for unit in (1.0, 1e-25):  # whose square is below float32
+        stated = errors_of_sums(factors, jnp.full(2, unit), opposite)
+        assert 0 < stated[0] / unit < 0.01
+        np.testing.assert_allclose(stated[1] / unit, 1.0, rtol=1e-3)
+
+
+def test_a_curve_has_no_error_where_it_reads_a_height_without_one():
+    curves = Curves(jnp.ones(1), jnp.array([[0.0, jnp.inf]]), (0.0, 1.0), (0,), None)
+    stated = curves.errors(curves, jnp.eye(3), 0, [-1.0, 0.0, 0.5, jnp.nan])
     assert stated.tolist() == [1.0, 0.0, np.inf, 0.0]
 
 

@@ -8,11 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from dpjax.losses import logistic
 from dpjax.solvers.additive import _choice
-from dpjax.solvers.linear._kind import Examples
+from dpjax.solvers.linear import _bends
+from dpjax.solvers.linear._kind import Bends, Examples, ModelKind
 from dpjax.solvers.papers import _hard_thresholding
 from dpjax.solvers.statistics import _group_means, _mean, _noisy_mean
 from dpjax.solvers.statistics._group_means import Groups
+from dpjax.solvers.statistics._moments import Whitening
 
 
 def check_set(examples, estimator, attained):
@@ -74,6 +77,17 @@ def moments_of_hats(key, k):
     _choice._straightened.__wrapped__(None, functions, jnp.ones(len(x)), key, 1.0)
 
 
+def moments_of_bends(key, k):
+    features = 2 * grid(k)
+    ones, knots = jnp.ones(len(features)), (-2.0, -1.0, 0.0, 2.0)
+    bends = Bends(tuple(range(k)), knots)
+    kind = ModelKind(logistic, True, False, None, bends=bends)
+    examples = Examples(features, ones, ones, ones)
+    white = Whitening(jnp.zeros(k), jnp.eye(k), jnp.ones(()))
+    args = white, features, jnp.ones(()), key, 1.0
+    _bends.with_bends.__wrapped__(kind, examples, *args)
+
+
 def mean_square(key, d):
     _hard_thresholding._learning_rate.__wrapped__(None, grid(d), 2.0, key, 1.0)
 
@@ -85,6 +99,7 @@ RELEASES = {
     squares_of_groups: (1, 0.99),
     rare_columns: (0, 0.99),
     moments_of_hats: (0, 0.85),
+    moments_of_bends: (0, 0.99),
     mean_square: (0, 0.99),
 }
 

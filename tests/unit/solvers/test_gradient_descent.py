@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-import scipy.stats
 
 from dpjax import accounting, losses
 from dpjax.batching import Disjoint, Full, Poisson, ShuffledEpochs, WithoutReplacement
@@ -28,11 +27,10 @@ def descend(loss_fn=location, **changes):
 
 
 @pytest.mark.parametrize(
-    ("batching", "num_reads"),
-    [(Full(), 4), (Disjoint(), 1), (Poisson(5.0), None), (ShuffledEpochs(10), None)],
+    "batching", [Full(), Disjoint(), Poisson(5.0), ShuffledEpochs(10)], ids=str
 )
-def test_the_noise_spends_the_budget(batching, num_reads):
-    for epsilon in (0.1, 1.0, 20.0) if num_reads else (1.0,):
+def test_the_noise_spends_the_budget(batching):
+    for epsilon in (1.0,) if batching.is_sampled else (0.1, 1.0, 20.0):
         options = {"data": jnp.zeros((40, 2)), "batching": batching}
         solution = descend(jnp.dot, epsilon=epsilon, **options)
         multiplier = solution.stats["noise_multiplier"]
@@ -40,13 +38,6 @@ def test_the_noise_spends_the_budget(batching, num_reads):
         spent = accounting.noise_multiplier_to_epsilon(multiplier, 1e-5, sampling)
         assert 0.98 * epsilon < spent <= epsilon
         assert (solution.privacy.epsilon, solution.privacy.delta) == (epsilon, 1e-5)
-        if num_reads:
-            # Against the exact curve of T Gaussians, written out once more.
-            mu = math.sqrt(num_reads) / multiplier
-            cdf = scipy.stats.norm.cdf
-            delta = cdf(mu / 2 - epsilon / mu)
-            delta -= math.exp(epsilon) * cdf(-mu / 2 - epsilon / mu)
-            np.testing.assert_allclose(delta, 1e-5, rtol=1e-4)
 
 
 def collect(every, **changes):

@@ -149,7 +149,7 @@ test_bad_input_is_named = refused(
 test_bad_input_of_one_pass_is_named = refused(
     lambda changes: pass_once(**changes),
     ({"data": jnp.ones((9, 2))}, "data must be a pair"),
-    ({"data": (jnp.ones((9, 2)), jnp.ones(8))}, "data must be features of shape"),
+    ({"data": (jnp.ones((9, 2)), jnp.ones(8))}, "targets must be of shape"),
     ({"data": (jnp.ones((20, 2)), jnp.ones(20))}, "data must have about "),
     ({"epsilon": 1e-300, "delta": 0.0}, "epsilon must be between 1e-20"),
 )

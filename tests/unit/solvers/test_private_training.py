@@ -199,7 +199,7 @@ def test_users_are_the_records_and_aux_changes_nothing():
     expected, plain_metrics = finished(training(**options), users)
     assert_same(state.params, expected.params)
     assert_same(metrics["loss"], plain_metrics["loss"])
-    with pytest.raises(ValueError, match=r"data must be the 12 records .*'48 records'"):
+    with pytest.raises(ValueError, match=r"data must be of length 12, .*'length 48'"):
         finished(run)
 
 

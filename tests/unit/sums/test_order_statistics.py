@@ -13,11 +13,11 @@ from hypothesis.extra import numpy as hnp
 from jax.test_util import check_grads
 
 from dpjax._sums import order_statistics as _order_statistics
-from dpjax._sums.order_statistics import median, middle_sum, order_statistics
+from dpjax._sums.order_statistics import median, middle, order_statistics
 from dpjax.estimators import MedianOfMeans, Truncation
 
 order = jax.jit(order_statistics, static_argnums=1)
-total_of = jax.jit(middle_sum, static_argnums=1)
+middle_of = jax.jit(middle, static_argnums=1)
 
 U = 2.0**-24
 LARGEST = 1e30
@@ -61,7 +61,7 @@ def columns(rng, num_samples, dtype):
     return np.concatenate([*parts, rng.choice(every, (n, 6)), constants], axis=1)
 
 
-def check(samples, trim_count, order=order, total_of=total_of):
+def check(samples, trim_count, order=order, middle_of=middle_of):
     """All three statistics of one array, against its sort and exact sums."""
     n, m = len(samples), trim_count
     computed = order(samples, m)
@@ -71,7 +71,8 @@ def check(samples, trim_count, order=order, total_of=total_of):
         assert x.dtype == samples.dtype
     np.testing.assert_array_equal(computed.low, expected[m::-1])
     np.testing.assert_array_equal(computed.high, expected[n - m - 1 :])
-    alone = total_of(samples, m)
+    low, high, alone = middle_of(samples, m)
+    np.testing.assert_array_equal([low, high], [expected[m], expected[n - m - 1]])
     np.testing.assert_array_equal(alone, computed.middle_sum)
     window = expected[m : n - m].astype(np.float64)
     for total, terms in zip(np.asarray(alone, np.float64), window.T, strict=True):
@@ -104,7 +105,7 @@ def test_columns_in_every_block_and_plan_have_the_same_statistics(
     samples = rng.standard_cauchy((111, 23)).astype(np.float32)
     functions = [
         jax.jit(lambda x, m, f=f: f(x, m), static_argnums=1)
-        for f in (order_statistics, middle_sum)
+        for f in (order_statistics, middle)
     ]
     check(samples, 7, *functions)
     medians = jax.jit(lambda x: median(x))(samples)
@@ -137,7 +138,7 @@ def jaxprs(jaxpr):
                     yield from jaxprs(inner)
 
 
-@pytest.mark.parametrize("function", [order_statistics, middle_sum])
+@pytest.mark.parametrize("function", [order_statistics, middle])
 def test_the_work_does_not_depend_on_the_samples(function):
     # A loop's length is part of the program, and no branch looks at the samples.
     samples = jnp.zeros((1000, 700), jnp.float32)
@@ -154,7 +155,7 @@ def test_the_work_does_not_depend_on_the_samples(function):
     assert 32 in lengths
     sizes = [e.invars[0].aval.shape for e in equations if e.primitive.name == "sort"]
     # The sum sorts nothing, and the ends themselves alone; a median of means nothing.
-    assert sizes == [] if function is middle_sum else {s[1] for s in sizes} == {50}
+    assert sizes == [] if function is middle else {s[1] for s in sizes} == {50}
     program = jax.make_jaxpr(MedianOfMeans(Truncation(1.0), 24))(samples)
     assert "sort" not in {e.primitive.name for e in jaxprs(program.jaxpr)}
 
@@ -166,12 +167,12 @@ def test_derivatives_are_those_of_differences(n, m, rng):
 
     @jax.jit
     def score(x):
-        parts = order_statistics(x, m), middle_sum(x, m)
+        parts = order_statistics(x, m), middle(x, m)
         return sum(jnp.sin(part).sum() for part in jax.tree.leaves(parts))
 
     check_grads(score, (x,), order=1, rtol=1e-4)
     check_grads(jax.jit(jax.grad(score)), (x,), order=1, modes=["fwd"], rtol=1e-4)
-    total = jax.jit(jax.grad(lambda x: middle_sum(x, m).sum()))
+    total = jax.jit(jax.grad(lambda x: middle(x, m)[2].sum()))
     assert jnp.isfinite(total(x.at[1].set(jnp.nan))).all()
     batch = jnp.stack([x, -x, x**2])
     together = jax.jit(jax.vmap(lambda x: order_statistics(x, m)))(batch)
@@ -187,7 +188,7 @@ def test_samples_that_tie_share_the_derivative():
 
     @jax.jit(static_argnums=1)
     def gradient(x, m):
-        return jax.grad(lambda x: total_of(x, m)[0])(x)[:, 0]
+        return jax.grad(lambda x: middle_of(x, m)[2][0])(x)[:, 0]
 
     @jax.jit
     def gradient_of_median(x):

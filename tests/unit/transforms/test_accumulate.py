@@ -161,7 +161,7 @@ def injected(make):
 
 test_what_does_not_fit_accumulate_is_named = refused(
     lambda call: call(),
-    (lambda: updated(optax.sgd(0.1)), "optimizer must be privatize"),
+    (lambda: updated(optax.sgd(0.1)), "optimizer must be made by privatize"),
     (lambda: dpjax.chain(in_two(), optax.adam(0.1)), r"\[0\] must be privatize"),
     (lambda: updated(private(n=None)), "normalize_by must be given to privatize insid"),
     (
@@ -170,7 +170,7 @@ test_what_does_not_fit_accumulate_is_named = refused(
     ),
     (
         lambda: updated(private(estimators.MedianOfMeans(CLIPPING, 2), sampled=False)),
-        "estimator must be one that adds influences: .* got Median",
+        "estimator must be no MedianOfMeans .* got Median",
     ),
     (
         lambda: updated(injected(lambda x: optax.chain(private(), optax.sgd(x)))),

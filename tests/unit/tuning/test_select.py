@@ -209,7 +209,7 @@ def test_a_function_that_cannot_be_traced_states_its_guarantee(key):
     search = partial(select, train_fn=train, score=OF_PARAMS, key=key)
     with pytest.raises(ValueError, match=r"traceable .* got Concr.* as a list, whose"):
         search()
-    with pytest.raises(ValueError, match="Or give privacy, the guarantee of a run"):
+    with pytest.raises(ValueError, match="Else give privacy, the guarantee of a run"):
         search([1], train_fn=lambda _, key: train(jax.random.normal(key), key))
     solution = search(privacy=COST)
     assert solution.params == RATES[solution.stats["candidate"]]
@@ -261,7 +261,7 @@ def test_other_data_are_another_search(tmp_path):
     values = np.arange(4.0, dtype=np.float32)
     search(values)
     search(values.copy())
-    with pytest.raises(ValueError, match="another function or data was saved"):
+    with pytest.raises(ValueError, match="it is of another function or data"):
         search(values[::-1] + 1)
 
 

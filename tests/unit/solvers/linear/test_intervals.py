@@ -1,13 +1,17 @@
 """Standard errors of a linear model: their shape, what they cost, what has none."""
 
+import dataclasses
 import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy import stats
 
 from dpjax import losses
+from dpjax.accounting import PrivacyGuarantee
+from dpjax.solvers import Solution
 from dpjax.solvers.linear import _intervals
 from dpjax.solvers.statistics import _noisy_quantile
 from dpjax.solvers.statistics._noisy_quantile import noisy_bound, noisy_excess
@@ -45,6 +49,8 @@ def test_errors_are_those_of_the_estimate(loss, draw):
     assert jnp.all(errors < 0.1)
     assert jnp.all(jnp.abs(solution.params - WEIGHTS) < 4 * errors)
     assert solution.stats["num_hidden"] == 0
+    noise = solution.stats["noise_errors"]
+    assert jnp.all((0.01 * errors < noise) & (noise < 0.9 * errors))
     np.testing.assert_allclose(sum(solution.stats["shares"].values()), 1, rtol=1e-12)
     low, high = solution.interval()
     np.testing.assert_allclose((low + high) / 2, solution.params, rtol=1e-5)
@@ -64,6 +70,58 @@ def test_errors_are_correlated_as_those_of_least_squares():
     expected = covariance / np.outer(roots, roots)
     np.testing.assert_allclose(solution.correlations, expected, atol=0.1)
     assert np.abs(expected[0, -1]) > 0.8
+    noisy = solve(data=(features, targets), intercept=None, epsilon=0.5)
+    # Without the part of the noise, errors are those of least squares.
+    for each in (solution, noisy):
+        squares = each.standard_errors**2 - each.stats["noise_errors"] ** 2
+        np.testing.assert_allclose(jnp.sqrt(squares), roots, rtol=0.1)
+    assert np.all(noisy.standard_errors > 1.1 * roots)
+
+
+ROOT = np.array([[1.0, 0.0, 0.0], [0.9, 0.2, 0.0], [-0.5, 1.0, 2.0]])  # of a covariance
+ERRORS = np.sqrt(np.sum(ROOT**2, axis=1))
+CORRELATIONS = jnp.float32(ROOT @ ROOT.T / np.outer(ERRORS, ERRORS))
+PRIVACY, PARAMS = PrivacyGuarantee.non_private(), jnp.array([1.0, 2.0, -3.0])
+NORMAL = Solution(PARAMS, PRIVACY, {}, jnp.float32(ERRORS), CORRELATIONS)
+
+
+@pytest.mark.parametrize(("num", "level"), [(1, 0.5), (2, 0.9), (4, 0.9), (200, 0.9)])
+def test_intervals_of_sums_hold_them_alone_and_together(num, level):
+    rng = np.random.default_rng(num)
+    matrix = rng.normal(size=(num, 3))
+    errors = np.abs(matrix @ ROOT @ rng.normal(size=(3, 100_000)))
+    low, high = NORMAL.interval_of(matrix, level)
+    np.testing.assert_allclose((low + high) / 2, matrix @ PARAMS, atol=1e-5)
+    is_in = errors < np.asarray(high - low)[:, None] / 2
+    np.testing.assert_allclose(np.mean(is_in, axis=1), level, atol=0.01)
+    wide = jax.jit(lambda x: x.interval_of(matrix, level, simultaneous=True))(NORMAL)
+    is_in = errors < np.asarray(wide[1] - wide[0])[:, None] / 2
+    assert level - 0.005 < np.mean(np.all(is_in, axis=0)) < level + 0.08
+
+
+def test_intervals_of_single_coefficients_are_those_of_sums():
+    for how in ({}, {"simultaneous": True}):
+        low, high = ends = NORMAL.interval(0.9, **how)
+        np.testing.assert_allclose(
+            NORMAL.interval_of(np.eye(3), 0.9, **how), ends, 1e-6
+        )
+        half = stats.norm.isf(0.05 / (3 if how else 1)) * ERRORS
+        np.testing.assert_allclose((high - low) / 2, half, rtol=1e-5)
+    unknown = dataclasses.replace(NORMAL, standard_errors=jnp.array([1, 1, jnp.inf]))
+    low, high = unknown.interval_of([[1, -1, 0], [0, 0, 1e-9], [0, 0, 0]])
+    assert 0.1 < high[0] - low[0] < 2
+    assert low[1] == -jnp.inf < high[1] == jnp.inf
+    assert low[2] == high[2] == 0
+
+
+MEANS = dataclasses.replace(NORMAL, correlations=None)
+test_sums_that_do_not_fit_are_named = refused(
+    lambda call: call(),
+    (lambda: NORMAL.interval_of([1.0, 2.0, 3.0]), "matrix must be of shape .n, 3"),
+    (lambda: NORMAL.interval_of([["a secret"] * 3]), "matrix must be numbers, got str"),
+    (lambda: NORMAL.interval_of(np.eye(3), 1.0), "level must be strictly between"),
+    (lambda: MEANS.interval_of(np.eye(3)), "params must be those of a linear model"),
+)
 
 
 def test_the_price_is_that_of_the_call():
@@ -76,6 +134,8 @@ def test_the_price_is_that_of_the_call():
         ValueError, match="standard_errors must be given for an interval"
     ):
         plain.interval()
+    with pytest.raises(ValueError, match="standard_errors must be given"):
+        plain.interval_of(np.eye(4))
     for level in (0.0, 1.0, 95, np.nan):
         with pytest.raises(ValueError, match="level must be strictly between 0 and 1"):
             solution.interval(level)
@@ -86,6 +146,7 @@ def test_the_price_is_that_of_the_call():
     assert jnp.all(jnp.isinf(solve(data=(data[0], cauchy)).standard_errors))
     few = solve(data=(data[0][:900], data[1][:900]))
     assert jnp.all(jnp.isinf(few.standard_errors))
+    assert jnp.all(jnp.isinf(few.stats["noise_errors"]))
 
 
 test_what_has_no_intervals_is_named = refused(
