@@ -605,12 +605,10 @@ def propose(settings: SchemaSettings) -> None:
         ]
         say_to_curator(remarks_on_lines(path, text_format))
         columns = read_columns(path, read, text_format=text_format) if read else {}
-        seen = {name: guess_cells(column) for name, column in columns.items()}
-        guesses |= {
-            name: guess
-            for name, guess in seen.items()
-            if name not in times or guess.center is not None
-        }
+        for name, column in columns.items():
+            guess = guess_cells(column)
+            if name not in times or guess.center is not None:
+                guesses[name] = guess
         how = "THE RECORDS, which no guarantee covers"
         _terminal.warn(
             "Warning: the guesses of --from-data depend on the records, and the "

@@ -269,12 +269,8 @@ def _read_parquet(
                 raise ValueError(f"{kind}, not text or numbers")
         chunks = file.iter_batches(_ROWS, columns=names)
         for chunk in chunks if file.metadata.num_rows else [schema.empty_table()]:
-            yield {
-                name: _from_polars(
-                    pl, pl.from_arrow(_valid(chunk.column(name))), text_format
-                )
-                for name in names
-            }
+            cells = {name: pl.from_arrow(_valid(chunk.column(name))) for name in names}
+            yield {k: _from_polars(pl, x, text_format) for k, x in cells.items()}
 
 
 def _parquet(path: Path) -> Any:

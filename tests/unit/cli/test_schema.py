@@ -230,6 +230,8 @@ OF_COLUMNS = [  # what the schema has of column a, or all of it
         "or with others",
     ),
 ]
+OF_LABELS = r"be a file with positive, .* in \[target"
+LABELS = "{}", "{positive = []}", "3", "{center = 1}"
 OF_AMOUNTS = [
     ("scale = 2", "center = 3, scale = 2", "scale, and center 0 or non"),
     ("scale = 2", "scale = 0", "scale must be positive"),
@@ -247,14 +249,7 @@ OF_AMOUNTS = [
         ("identity", A, "two sections"),
         ("identity", "columns.a = {}\ntarget = {column = 3}", "as column in .target"),
         ("identity", f"target.positive = 'x'\n{A}", r"in \[target\]"),
-        *(
-            (
-                "logit",
-                f"target = {target}\n{A}",
-                r"be a file with positive, .* in \[target",
-            )
-            for target in ("{}", "{positive = []}", "3", "{center = 1}")
-        ),
+        *(("logit", f"target = {target}\n{A}", OF_LABELS) for target in LABELS),
         *(("log", AMOUNTS.replace(x, y), message) for x, y, message in OF_AMOUNTS),
     ],
 )
