@@ -146,13 +146,11 @@ CASES: dict[str, Build] = {
         max_records=3,
     ),
     "dp_linear_model_features": _dp_linear_model_features,
-    # The label of a record beyond the last knot turns. The others are zeros: these are
-    # enough for knots, and too few for a choice.
+    # The label of a record beyond the last knot turns, the others are zeros. By their
+    # number knots are fine, or coarse with moments of their own, or chosen: then both
+    # models are fitted, which is slow.
     "dp_additive_model": lambda: _turned_beyond(400),
-    # The same among so few that lines and coarse hat functions have own moments.
     "dp_additive_model_bends": lambda: _turned_beyond(310),
-    # The same among so many records that whether the column bends is chosen. Both
-    # models are fitted for each release, which is slow.
     "dp_additive_model_choice": lambda: _turned_beyond(1_000, num_releases=3_000),
     # The same in a sample of three quarters of them. The claim is at 0.01.
     "dp_additive_model_sample": lambda: _turned_beyond(440, max_records=330),

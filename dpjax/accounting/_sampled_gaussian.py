@@ -1,33 +1,25 @@
 """Sampled runs: privacy losses of a step, the event and the epsilon of a run.
 
-The T-fold composition of a pair that dominates a step dominates T adaptive steps (Zhu,
-Dong, Wang 2022, "Optimal accounting of differential privacy via characteristic
-function", Theorem 10).
-
-Let q be the probability that a record is in a batch, mu = 1 / noise multiplier, and
-d_mu the curve of the Gaussian (Balle, Wang 2018, Theorem 8).
+`docs/privacy/proofs/composition.md`, 3.5 to 3.7, proves these equations. Let q be the
+probability that a record is in a batch, mu = 1 / noise multiplier, and d_mu the curve
+of the Gaussian (Balle, Wang 2018, Theorem 8).
 
 Batches of fixed size, where a record is replaced. At every epsilon >= 0,
 
     h(epsilon) = q d_mu(log(1 + (e^epsilon - 1) / q))                              (1)
 
 bounds the divergence of a step, and for epsilon < 0 so does
-1 - e^epsilon (1 - h(-epsilon)). It is the curve of a pair of distributions, and T of
-them dominate T adaptive steps: `docs/privacy/proofs/composition.md`, 3.5. Chords
-between points of the curve lie above it, and are the curve of discrete distributions,
-which are composed (Doroshenko et al. 2022).
+1 - e^epsilon (1 - h(-epsilon)). Chords of this curve are above it, and are the curve of
+discrete distributions, which are composed (Doroshenko et al. 2022).
 
-Poisson batches. The pairs that dominate a step are in
-`docs/privacy/proofs/composition.md`, 3.7. If a record is replaced, let a = mu / 2. The
-pair is P = (1 - q) phi_0 + q phi_a and Q = (1 - q) phi_0 + q phi_-a. The log of P / Q
-increases in x, and is epsilon at the tau that solves
+Poisson batches. If a record is replaced, let a = mu / 2. The pair that dominates a step
+is P = (1 - q) phi_0 + q phi_a and Q = (1 - q) phi_0 + q phi_-a, with the divergence
 
-    sinh(a tau - epsilon / 2) = (1 - q)/q e^(a^2 / 2) sinh(epsilon / 2),           (2)
+    q (Phi(a - tau) - e^epsilon Phi(-a - tau)) - (1 - q)(e^epsilon - 1) Phi(-tau): (2)
 
-because q e^(-a^2/2) (e^(a tau) - e^(epsilon - a tau)) = (1 - q)(e^epsilon - 1) there.
-So the divergence of P and Q is
+the log of P / Q increases in x, and is epsilon at the tau that solves
 
-    q (Phi(a - tau) - e^epsilon Phi(-a - tau)) - (1 - q)(e^epsilon - 1) Phi(-tau). (3)
+    sinh(a tau - epsilon / 2) = (1 - q)/q e^(a^2 / 2) sinh(epsilon / 2).           (3)
 
 If a record is removed, let a = mu and Q = phi_0. The divergence is
 
@@ -36,26 +28,11 @@ If a record is removed, let a = mu and Q = phi_0. The divergence is
 and 1 - e^epsilon below. If it is added, P and Q change places. `dp_accounting` has the
 same curves, but evaluates them at one epsilon after the other, which is slow.
 
-Renyi divergences serve for a tiny delta if a record is replaced, because losses are
-composed by an FFT, which has an absolute error. With phi the density of N(0, 1) and the
-order a > 1, a Poisson step has, with m = mu / 2,
-
-    log(int phi(x) p(x)^a p(-x)^(1-a) dx) / (a - 1),  p(x) = 1 - q + q e^(m x - m^2/2),
-
-and a step of fixed size, with r = 1 - q + q e^(mu x - mu^2/2),
-
-    log(1 + int_{x > mu/2} phi(x) (r^a + r^(1-a) - 1 - r) dx) / (a - 1).
-
-The sums that replace these integrals omit less than e^-80 of them:
-`docs/privacy/proofs/composition.md`, 3.5 and 3.7.
-
 Compiled training pads every Poisson batch to one capacity and drops the records beyond
 it, by any rule. With tau = T Pr[Binomial(n, q) > capacity], a run that is
 (epsilon, delta~)-DP with unbounded batches is, padded,
 
-    (epsilon, delta~ + (1 + e^epsilon) tau)-DP:                                     (5)
-
-`docs/privacy/proofs/composition.md`, 3.6.
+    (epsilon, delta~ + (1 + e^epsilon) tau)-DP.                                    (5)
 """
 
 import bisect
@@ -176,8 +153,8 @@ def losses_where_replaced(
     noise_multiplier: float, prob: float, interval: float
 ) -> PrivacyLossDistribution:
     """Returns the privacy loss distribution of a Poisson step for a replaced record."""
-    # Arguments are as for `fixed_size_losses`. The delta of the step is (3) of this
-    # module, at the threshold tau that solves (2).
+    # Arguments are as for `fixed_size_losses`. The delta of the step is (2) of this
+    # module, at the threshold tau that solves (3).
     bound = 0.5 / noise_multiplier
     reach = bound - float(scipy.special.ndtri(_UNSEEN_OF_POISSON))
     shifts = np.array([bound, -bound]) * reach - bound**2 / 2
@@ -185,8 +162,8 @@ def losses_where_replaced(
     epsilons = interval * np.arange(max(1, math.ceil((more - less) / interval)) + 1)
     half = epsilons[1:] / 2
     log = bound**2 / 2 + math.log1p(-prob) - math.log(prob)
-    log += half + np.log(-np.expm1(-2 * half)) - math.log(2)  # the right side of (2)
-    # By (2), tau is (epsilon / 2 + arsinh e^log) / a.
+    log += half + np.log(-np.expm1(-2 * half)) - math.log(2)  # the right side of (3)
+    # By (3), tau is (epsilon / 2 + arsinh e^log) / a.
     tau = (half + np.logaddexp(np.logaddexp(0, 2 * log) / 2, log)) / bound
     tau = np.r_[0.0, tau]
     upper = scipy.special.ndtr(bound - tau)

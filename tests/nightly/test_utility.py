@@ -186,12 +186,6 @@ def row(method, *excess, problem="adult", epsilon=1.0, **others):
     return (problem, method, epsilon), values | others
 
 
-def record_of(*rows, run=RUN):
-    known = {problem for (problem, *_), _ in rows}
-    facts = page.facts(small()) | {"zero_excess": 10.0}
-    return Record((run,), {name: facts | {"title": name} for name in known}, dict(rows))
-
-
 def test_a_run_goes_on_where_it_was_cut_off(tmp_path, monkeypatch):
     monkeypatch.setattr(problems, "problem", lambda name: small(name=name))
     done, fit = [], METHODS["zero"].fit
@@ -214,7 +208,9 @@ def test_ratios_have_a_floor_and_means_leave_out_what_is_not_served():
     rows = [row("hindsight", 0.01, 0.01), row("dp_linear_model", -0.2, -0.2)]
     for name, x in (("hindsight", 0.0), ("dp_linear_model", 0.06), ("adassp", 0.16)):
         rows.append(row(name, x, x, problem="rand_hie"))
-    numbers = page.Numbers(record_of(*rows))
+    facts = page.facts(small()) | {"zero_excess": 10.0}
+    known = {name: facts | {"title": name} for name in ("adult", "rand_hie")}
+    numbers = page.Numbers(Record((RUN,), known, dict(rows)))
     # f is 0.2 percent of 10.
     assert numbers.ratio("adult", "dp_linear_model", 1.0) == pytest.approx(0.02 / 0.03)
     names = ["adult", "rand_hie"]

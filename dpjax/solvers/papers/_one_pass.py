@@ -12,23 +12,14 @@ it is the Lipschitz extension of the loss, if there is one. With delta = 0 the n
 the density exp(-epsilon ||z|| / (2 eta C)). Then kappa, the root mean square of a
 coordinate over the sensitivity, is sqrt(d + 1) / epsilon.
 
-Sensitivity. The map in (1) moves no two points apart, and a replaced record moves its
-own iterate by eta C at most in each of two neighboring runs. So the iterates, and their
-means, are at most 2 eta C apart (`docs/privacy/proofs/solvers.md`, 4.6).
-
-Rounding. Steps are computed in float64, u = 2^-53, for v = w - center. The error of
-<v, x> + <center, x> is (d + 2) u (R + ||center||) ||x||. It moves a step by at most
-twice this over ||x||, because eta rho c ||x||^2 <= 2. The derivative is assumed to be
-accurate to 2^-44 of C / ||x||, of c (R + ||center||) ||x|| or of its bound L, if L is
-finite. The error of 2^-44 L moves a step by 2^-44 L sqrt(2 eta / c) at most, as
-eta rho ||x|| is at most the geometric mean of its two bounds. A product, a difference,
-a projection and a mean add some u d (R + eta C). Altogether a step is off by less than
+Two neighboring runs are at most 2 eta C apart, in exact arithmetic. Steps are computed
+in float64, for w - center, and are off by less than
 
     2^-43 (1 + d / 64) (R + ||center|| + eta C + L sqrt(2 eta / c)) ,                (2)
 
-in each run, and m times twice this is added to the sensitivity. So is the error of
-rounding a mean to the released type. A record with numbers that are not finite, or that
-overflow in (1), moves nothing.
+in each run: `docs/privacy/proofs/solvers.md`, 4.6. m times twice this is added to the
+sensitivity. So is the error of rounding a mean to the released type. A record with
+numbers that are not finite, or that overflow in (1), moves nothing.
 
 Theory. With G^k >= E sup ||grad||^k, the excess risk is at most, to leading order,
 

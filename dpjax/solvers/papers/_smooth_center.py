@@ -10,16 +10,8 @@ r_i(t) be the least radius of a ball around z_i that holds t points, z_i include
 with V_(K+1) = inf and public weights 1 = w_0 >= w_k >= w_(k+1) >= e^(-B) w_k. If z'
 differs from z in s points, then |g - g'| <= min(S, S') and S <= e^B S', because
 V_k <= V'_(k+1): each ball of z' holds s more points than the ball of z needs. The proof
-is in `docs/privacy/proofs/solvers.md`, 4.3.
-
-Rounding. The proof of smoothness compares counts, and radii around unchanged centers.
-It holds for computed distances, because they are the same for the same two points, and
-because computed sums, minima and maxima keep an order. Only the bound on |g - g'|
-needs exact distances. A computed distance is too small by a share of (d/2 + 10) u at
-most, u = 2^-24 in float32, and by sqrt(d) 2^-63 for squares that underflow. S is at
-least w_K >= 2^-40, so adding the share (2d + 32) u to S covers both errors, and a set
-that is larger by the rounding of a projection. `smooth_weights` leaves 2^-20 of B
-unused, for the rounding of the products in (1).
+is in `docs/privacy/proofs/solvers.md`, 4.3. For rounding, with u = 2^-24 in float32,
+the share (2d + 32) u is added to S, and `smooth_weights` leaves 2^-20 of B unused.
 
 Paper 001 prints 2 e^(-beta k) times the mean of the top ceil(s/2) of r_i(t_0 + (k+1)s)
 in place of (1), which is not smooth: `docs/privacy/proofs/papers.md`, 5.2.

@@ -18,18 +18,10 @@ from dpjax.accounting import _sampled_gaussian as losses
 from dpjax.accounting._profiles import overflow_of
 from dpjax.batching import CyclicPoisson
 from dpjax.mechanisms import BandedToeplitz, BufferedToeplitz
-from tests.unit.accounting.test_smooth import MECHANISMS, check_cost
 from tests.unit.accounting.test_subsampling import FIXED_SIZE, POISSON
-from tests.unit.accounting.test_tuning import BASES, DELTA, DISTRIBUTIONS, check_price
+from tests.unit.accounting.test_tuning import DELTA
 
 BANDED = BandedToeplitz.square_root(40, 4)
-SMOOTH = [(0.3, 0.05, 0.5), (0.05, 0.5, 0.5), (0.02, 0.2, 0.3), (0.2, 0.5, 1.0)]
-
-
-@pytest.mark.parametrize("mechanism", MECHANISMS)
-@pytest.mark.parametrize(("t", "s", "sigma"), [*SMOOTH, (1e-3, 1, 1)])
-def test_cost_covers_the_renyi_divergence(mechanism, t, s, sigma):
-    check_cost(mechanism, t, s, sigma)
 
 
 def test_epsilons_are_those_of_jax_privacy():
@@ -194,13 +186,6 @@ def test_fft_error_of_the_accountant_is_set_aside(num_steps):
         epsilon = accounting.gaussian_epsilon(1.0, delta, sensitivity=1.0)
         for get_delta in (accountant.get_delta, *runs):
             assert delta - get_delta(epsilon) <= 1e-15 * num_steps
-
-
-@pytest.mark.parametrize("mean", [1.5, 10.0])
-@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
-@pytest.mark.parametrize("base", BASES)
-def test_no_selection_costs_more_and_some_cost_about_as_much(base, distribution, mean):
-    check_price(base, distribution, mean)
 
 
 def test_sampled_events_are_read_and_not_below_their_accountant():

@@ -15,7 +15,6 @@ from benchmarks.audits.catalogue import LAYERS, cases, names_of
 from dpjax import accounting, estimators, loading, mechanisms
 from dpjax.audit import epsilon_lower_bound
 from dpjax.estimators import Estimator
-from tests.unit.audit import test_lower_bound as short
 
 # The share of its claim that a case shows at least, with all its releases, where it is
 # not that of its layer.
@@ -149,13 +148,3 @@ def test_an_attack_on_the_sum_of_a_sample(share, key):
     options |= {"num_releases": 4000, "vectorize": False}
     audit = epsilon_lower_bound(release, 0 * pair, pair, **options)
     assert (audit.epsilon <= privacy.epsilon) == (share == 1.0)
-
-
-@pytest.mark.parametrize(("bound", "name"), short.EACH)
-def test_bounds_hold_over_many_keys(bound, name, key):
-    short.check_over_many_keys(bound, name, 1000, key)
-
-
-@pytest.mark.parametrize("release", short.LEARNT)
-def test_statistics_are_learnt_for_any_release(release, key):
-    short.check_learnt(release, key)

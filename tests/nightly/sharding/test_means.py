@@ -52,20 +52,18 @@ def explicit(function, mesh):
     return lambda whole, rows: run(whole, dealt(rows, typed))
 
 
-def ambient(function, mesh):
-    run = jax.jit(partial(function, axis_name="records"))
-
-    def on_mesh(whole, rows):
-        with jax.set_mesh(mesh):
-            return run(whole, rows)
-
-    return on_mesh
+WHOLE, ROWS = P(), P("records")
 
 
-def manual(function, mesh, check_vma=True):
+def mapped(function, mesh, outputs=WHOLE, inputs=(WHOLE, ROWS), **options):
+    """A jitted function of what each device has, by default of all and of its rows."""
+    options |= {"in_specs": inputs, "out_specs": outputs}
+    return jax.jit(jax.shard_map(function, mesh=mesh, **options))
+
+
+def manual(function, mesh, check_vma=True, **options):
     function = partial(function, axis_name="records")
-    specs = {"in_specs": (P(), P("records")), "out_specs": P(), "check_vma": check_vma}
-    run = jax.jit(jax.shard_map(function, mesh=mesh, **specs))
+    run = mapped(function, mesh, check_vma=check_vma, **options)
     return lambda whole, rows: run(whole, dealt(rows, mesh))
 
 
@@ -117,22 +115,20 @@ def mean_of_one_device(name):
     return jax.jit(robust_grad(loss_fn, ESTIMATORS[name]))(PARAMS, BATCH)
 
 
-SETTINGS = {
-    "auto": auto,
-    "ambient": ambient,
-    "manual": manual,
-    "unchecked": partial(manual, check_vma=False),
-}
 # Every estimator in one setting: `test_neighbors` has every setting.
-PAIRS = [("auto", name) for name in ESTIMATORS] + [("ambient", "Clipping")]
-PAIRS += [("manual", "median-19"), ("unchecked", "median-3"), ("manual", "trimmed")]
-PAIRS += [("manual", "SmoothedTruncation, beta 50")]
+PAIRS = [(auto, name) for name in ESTIMATORS] + [(manual, "median-19")]
 
 
 @pytest.mark.parametrize(("setting", "name"), PAIRS)
 def test_the_mean_is_that_of_one_device(setting, name):
-    run = SETTINGS[setting](grads_of(ESTIMATORS[name]), mesh_of(8))
+    run = setting(grads_of(ESTIMATORS[name]), mesh_of(8))
     assert_close(run(PARAMS, BATCH), mean_of_one_device(name))
+
+
+def test_the_mean_on_a_mesh_that_is_set_is_that_of_one_device():
+    grad_fn = jax.jit(partial(grads_of(Clipping(0.8)), axis_name="records"))
+    with jax.set_mesh(mesh_of(8)):
+        assert_close(grad_fn(PARAMS, BATCH), mean_of_one_device("Clipping"))
 
 
 def test_a_mean_over_two_mesh_axes_is_that_of_one_device():
@@ -169,8 +165,11 @@ def test_what_travels_is_seen():
     assert any(kind == "all-gather" and max(sizes(s)) >= 48 for kind, s in moved)
 
 
-@pytest.mark.parametrize("setting", [explicit, manual])
-def test_masks_divisors_values_and_aux(setting):
+@pytest.mark.parametrize(
+    ("setting", "places"),
+    [(explicit, {}), (manual, {"outputs": (WHOLE, ROWS, ROWS)})],
+)
+def test_masks_divisors_values_and_aux(setting, places):
     mask = jnp.arange(N) % 3 == 0
     rows = (BATCH, mask)
     options = {"normalize_by": 53, "return_values": True, "has_aux": True}
@@ -184,13 +183,7 @@ def test_masks_divisors_values_and_aux(setting):
         return grads, values, aux
 
     expected = jax.jit(run)(PARAMS, rows)
-    if setting is manual:
-        out = P(), P("records"), P("records")
-        specs = {"in_specs": (P(), P("records")), "out_specs": out}
-        run = partial(run, axis_name="records")
-        result = jax.jit(jax.shard_map(run, mesh=mesh_of(8), **specs))(PARAMS, rows)
-    else:
-        result = setting(run, mesh_of(8))(PARAMS, rows)
+    result = setting(run, mesh_of(8), **places)(PARAMS, rows)
     assert_close(result[0], expected[0])
     # Losses are up to 40, where numbers are 4e-6 apart.
     np.testing.assert_allclose(result[1], expected[1], rtol=5e-7)
@@ -302,10 +295,7 @@ def test_counts_of_short_samples_add_up():
 
 
 def test_scales_over_two_axes():
-    where = {"axis_types": (AxisType.Explicit, AxisType.Auto)}
-    where["devices"] = jax.devices()[:4]
-    mesh = jax.make_mesh((2, 2), ("records", "model"), **where)
-    rng = np.random.default_rng(3)
+    mesh, rng = mesh_over_two_axes(AxisType.Explicit), np.random.default_rng(3)
     grads = jnp.float32(rng.standard_t(2, (8, 4, 3)))
     scales = jnp.float32(rng.exponential(size=(4, 3)))
     expected = estimators.Scaled(Winsorization(1.0), scales).measured(grads)
@@ -393,8 +383,7 @@ def test_keys_that_do_not_vary_as_values_do_are_refused():
         def mechanism(key, x, name=name):
             return jnp.atleast_1d(registry.MECHANISMS[name](key, x))
 
-        specs = {"in_specs": (P(), P("records")), "out_specs": P("records")}
-        run = jax.shard_map(mechanism, mesh=mesh_of(8), **specs)
+        run = mapped(mechanism, mesh_of(8), ROWS)
         with pytest.raises(ValueError, match="key must be one that varies"):
             run(jax.random.key(5), jnp.zeros(8))
 
@@ -405,9 +394,8 @@ def test_runs_of_their_own_on_each_device_are_not_refused():
         return private_mean(keys[0], rows)[None]
 
     keys = jax.random.split(jax.random.key(6), 8)
-    specs = {"in_specs": (P("records"),) * 2, "out_specs": P("records")}
-    run = jax.shard_map(repetition, mesh=mesh_of(8), **specs)
-    released = jax.jit(run)(keys, jnp.zeros((N, 2)))
+    run = mapped(repetition, mesh_of(8), ROWS, ROWS)
+    released = run(keys, jnp.zeros((N, 2)))
     assert len(np.unique(np.asarray(released))) == 16
 
 
@@ -480,10 +468,8 @@ def test_correlated_noise(name):
     with jax.set_mesh(mesh):
         spread = jax.jit(released)(dealt(params, mesh, P("model")), grads)
         np.testing.assert_allclose(spread, alone, rtol=1e-6, atol=1e-6)
-        specs = {"in_specs": (P(), P("records")), "out_specs": P()}
         of_rows = partial(released, axis_name="records")
-        mapped = jax.shard_map(of_rows, mesh=mesh, axis_names={"records"}, **specs)
-        spread = jax.jit(mapped)(params, grads)
+        spread = mapped(of_rows, mesh, axis_names={"records"})(params, grads)
         np.testing.assert_allclose(spread, alone, rtol=1e-5, atol=1e-6)
 
 
@@ -565,5 +551,6 @@ def test_private_steps_of_a_sharded_model():
 
 def test_explicit_axes_of_the_model_are_refused():
     mesh = mesh_over_two_axes(AxisType.Explicit, AxisType.Explicit)
-    with pytest.raises(ValueError, match=r"with \['model'\] of jax.sharding.AxisType"):
+    rule = r"make the axes \['model'\] jax.sharding.AxisType.Auto"
+    with pytest.raises(ValueError, match=rule):
         robust_grad(loss_fn, Clipping(1.0))(over_model(WIDE, mesh), dealt(BATCH, mesh))

@@ -17,7 +17,7 @@ from dpjax import estimators
 from dpjax.gradients import by_user, per_sample_grad, robust_grad, streamed_grad
 from dpjax.transforms import accumulate, aggregate, dp_sgd, privatize
 from tests import registry
-from tests.nightly.sharding.test_means import normal
+from tests.nightly.sharding.test_means import mapped, mesh_of, normal
 
 N, DEVICES = 16, 4
 if jax.device_count() < DEVICES:  # meshes stand below
@@ -114,14 +114,11 @@ def run_all(functions, params, batch, axis_name=None):
     return {name: f(params, batch, axis_name) for name, (f, _) in functions.items()}
 
 
-def mesh_of(kinds=(AxisType.Auto,), names=("records",)):
-    shape = (DEVICES,) if len(names) == 1 else (2, DEVICES // 2)
-    devices = jax.devices()[:DEVICES]
-    return jax.make_mesh(shape, names, axis_types=kinds, devices=devices)
+MESH = mesh_of(DEVICES)
 
 
 def jitted(kind, axis_name):
-    place = NamedSharding(mesh_of((kind,)), P("records"))
+    place = NamedSharding(mesh_of(DEVICES, kind), P("records"))
 
     def made(function):
         run = jax.jit(partial(function, axis_name=axis_name))
@@ -139,12 +136,14 @@ def on_rows(function, axis, is_named):
     return partial(function, axis_name=axis) if is_named else summed
 
 
-def mapped(check_vma, *, is_named):
+def by_shard_map(mesh, axis="records", *, is_named, **options):
+    """One axis is Manual, and rows are dealt out over all."""
+    place = NamedSharding(mesh, P(mesh.axis_names))
+
     def made(function):
-        specs = {"in_specs": (P(), P("records")), "out_specs": P()}
-        function = on_rows(function, "records", is_named)
-        specs |= {"mesh": mesh_of(), "check_vma": check_vma}
-        return jax.jit(jax.shard_map(function, **specs))
+        function = on_rows(function, axis, is_named)
+        run = mapped(function, mesh, inputs=(P(), P(axis)), **options)
+        return lambda params, batch: run(params, jax.device_put(batch, place))
 
     return made
 
@@ -164,25 +163,13 @@ def by_pmap(*, is_named):
     return made
 
 
-def half_mapped(*, is_named):
-    """One axis is Manual, and rows are dealt out over another one, too."""
-    mesh = mesh_of((AxisType.Auto,) * 2, ("hosts", "chips"))
-    place = NamedSharding(mesh, P(("hosts", "chips")))
-
-    def made(function):
-        specs = {"in_specs": (P(), P("hosts")), "out_specs": P()}
-        function = on_rows(function, "hosts", is_named)
-        run = jax.jit(jax.shard_map(function, mesh=mesh, axis_names={"hosts"}, **specs))
-        return lambda params, batch: run(params, jax.device_put(batch, place))
-
-    return made
-
-
+OF_TWO = {"axis_types": (AxisType.Auto,) * 2, "devices": jax.devices()[:DEVICES]}
+HOSTS = jax.make_mesh((2, DEVICES // 2), ("hosts", "chips"), **OF_TWO)
 MAPPED = {
-    "shard_map": partial(mapped, True),
-    "shard_map, unchecked": partial(mapped, False),
+    "shard_map": partial(by_shard_map, MESH),
+    "shard_map, unchecked": partial(by_shard_map, MESH, check_vma=False),
     "pmap": by_pmap,
-    "half a shard_map": half_mapped,
+    "half a shard_map": partial(by_shard_map, HOSTS, "hosts", axis_names={"hosts"}),
 }
 WHOLE = {
     f"{kind.name}, {axis}": jitted(kind, axis)
@@ -323,10 +310,9 @@ def test_records_that_all_devices_have_are_refused():
         batch = {"batch": batch, "drop": drop}
         return robust_grad(loss, CLIPPING, axis_name="records")(params, batch)
 
-    specs = {"in_specs": (P(), P(), P("records")), "out_specs": P()}
-    mapped = jax.jit(jax.shard_map(run, mesh=mesh_of(), **specs))
+    run = mapped(run, MESH, inputs=(P(), P(), P("records")))
     with pytest.raises(ValueError, match="would count several times"):
-        mapped(PARAMS, BATCH, jnp.ones(DEVICES * N))
+        run(PARAMS, BATCH, jnp.ones(DEVICES * N))
 
 
 def test_a_mask_may_be_the_same_on_all_devices():
@@ -334,10 +320,8 @@ def test_a_mask_may_be_the_same_on_all_devices():
         grads = streamed_grad(loss_fn)(params, batch, jnp.zeros(N // DEVICES, bool))
         return CLIPPING(grads, normalize_by=N, axis_name="records")
 
-    specs = (P(), P("records"))
-    mapped = jax.shard_map(run, mesh=mesh_of(), in_specs=specs, out_specs=P())
     expected = grad_of()(PARAMS, BATCH, None)
-    chex.assert_trees_all_close(jax.jit(mapped)(PARAMS, BATCH), expected, atol=1e-6)
+    chex.assert_trees_all_close(mapped(run, MESH)(PARAMS, BATCH), expected, atol=1e-6)
 
 
 def test_a_model_for_each_device_has_gradients_of_its_own():
@@ -348,8 +332,6 @@ def test_a_model_for_each_device_has_gradients_of_its_own():
         own = jax.tree.map(lambda x: x[0], params)
         return jax.tree.map(lambda x: x[None], robust_grad(stiff, CLIPPING)(own, batch))
 
-    mapped = jax.shard_map(
-        run, mesh=mesh_of(), in_specs=(P("records"), P()), out_specs=P("records")
-    )
+    means = mapped(run, MESH, P("records"), (P("records"), P()))(params, BATCH)
     expected = jax.vmap(robust_grad(stiff, CLIPPING), (0, None))(params, BATCH)
-    chex.assert_trees_all_close(jax.jit(mapped)(params, BATCH), expected, atol=1e-6)
+    chex.assert_trees_all_close(means, expected, atol=1e-6)

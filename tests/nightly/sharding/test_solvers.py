@@ -18,6 +18,7 @@ from dpjax.estimators import MedianOfMeans, TrimmedMean, Truncation, Winsorizati
 from dpjax.mechanisms import exponential, permute_and_flip
 from tests import registry
 from tests.nightly.sharding import test_means
+from tests.unit.solvers.test_gradient_descent import descend
 
 N, D = 480, 6
 
@@ -37,12 +38,8 @@ Y = jnp.asarray(FEATURES @ np.linspace(0, 1, D) + RNG.normal(size=N), jnp.float3
 
 
 def descent(estimator, num_steps=5, **options):
-    return lambda x, y: solvers.dp_gradient_descent(
-        *(losses.squared, jnp.zeros(D), (x, y)),
-        **{"estimator": estimator, "learning_rate": 0.1, "num_steps": num_steps},
-        **budget(),
-        **options,
-    )
+    options |= {"params": jnp.zeros(D), "estimator": estimator, "num_steps": num_steps}
+    return lambda x, y: descend(losses.squared, data=(x, y), **budget(), **options)
 
 
 @cache
@@ -172,9 +169,7 @@ def test_choices_among_dealt_out_candidates(select, num_chunks):
         return chosen(key, mine, axis_name="records")
 
     values, alone = dealt(scores), jax.jit(chosen)
-    specs = {"in_specs": (P(), P("records")), "out_specs": P()}
-    mapped = jax.shard_map(on_device, mesh=values.sharding.mesh, **specs)
-    dealt_out = jax.jit(mapped)
+    dealt_out = test_means.mapped(on_device, values.sharding.mesh)
     keys = [jax.random.key(i) for i in range(25)]
     choices = [int(alone(key, scores)) for key in keys]
     with jax.debug_key_reuse(False):
@@ -236,9 +231,6 @@ def test_a_training_run_over_devices_is_that_of_one():
         return state.params, metrics
 
     one, many = trained(run.step, (X, Y)), dealt((X, Y))
-    specs = {"in_specs": (P(), P("records")), "out_specs": P()}
-    mapped = jax.shard_map(
-        partial(run.step, axis_name="records"), mesh=many[0].sharding.mesh, **specs
-    )
-    for step in (run.step, jax.jit(mapped)):
+    of_rows = partial(run.step, axis_name="records")
+    for step in (run.step, test_means.mapped(of_rows, many[0].sharding.mesh)):
         chex.assert_trees_all_close(trained(step, many), one, rtol=1e-4, atol=1e-5)

@@ -12,12 +12,13 @@ import pytest
 from dpjax import solvers
 from dpjax.batching import Disjoint, Full, Poisson
 from dpjax.constraints import L1Ball
-from dpjax.estimators import SmoothedTruncation, Winsorization
+from dpjax.estimators import SmoothedTruncation
 from dpjax.losses import squared
 from dpjax.solvers import Checkpoint
 from tests.parties import run_processes
 from tests.unit.solvers import test_checkpoint
 from tests.unit.solvers.test_checkpoint import KilledError, T, kill_at, make_data
+from tests.unit.solvers.test_gradient_descent import descend
 
 
 def floats(*shape):
@@ -30,10 +31,8 @@ def temporary_bytes(run, *shapes):
 
 
 def descent(key, data, **changes):
-    settings = {"learning_rate": 0.1, "num_steps": 3, "epsilon": 1.0, "delta": 1e-5}
-    settings |= {"estimator": Winsorization(1.0), "key": key} | changes
-    params = jnp.zeros(data[0].shape[1])
-    return solvers.dp_gradient_descent(squared, params, data, **settings).params
+    settings = {"params": jnp.zeros(data[0].shape[1]), "num_steps": 3} | changes
+    return descend(squared, key=key, data=data, **settings).params
 
 
 # Each repetition copies its batch, a twentieth of the data, and draws its places.
@@ -121,23 +120,8 @@ def test_derivatives_against_finite_differences(is_private):
     np.testing.assert_allclose(reverse, numeric, rtol=1e-6, atol=1e-9)
 
 
-def saved_run(folder, *, every=2, sign=1.0, **options):
-    features, targets = make_data()
-    options["checkpoint"] = Checkpoint(folder, every)
-    return test_checkpoint.descent(data=(features, sign * targets), **options).params
-
-
-def test_a_folder_belongs_to_its_run_before_the_first_save(tmp_path):
-    # Steps 1 to 3 have been shown. On other data the same noise would be drawn, and
-    # the difference of both would have none.
-    with pytest.raises(KilledError):
-        saved_run(tmp_path, every=5, callback=kill_at(3))
-    for other in ({"sign": -1.0}, {"epsilon": 2.0}, {"num_steps": T + 1}):
-        with pytest.raises(ValueError, match="checkpoint must be new or of this run"):
-            saved_run(tmp_path, every=5, **other)
-    # Another interval draws the same noise.
-    expected = saved_run(tmp_path / "to the end")
-    np.testing.assert_array_equal(saved_run(tmp_path, every=1), expected)
+def saved_run(folder, **options):
+    return test_checkpoint.descent(checkpoint=Checkpoint(folder, 2), **options).params
 
 
 def test_a_checkpoint_is_of_one_process_at_a_time(tmp_path):
@@ -146,7 +130,7 @@ def test_a_checkpoint_is_of_one_process_at_a_time(tmp_path):
     def second(step, params):
         del params
         with pytest.raises(ValueError, match="that no other process has open"):
-            saved_run(tmp_path / "states", sign=-1.0)
+            saved_run(tmp_path / "states", data=make_data(seed=1))
         refused.append(step)
 
     first = saved_run(tmp_path / "states", callback=second)

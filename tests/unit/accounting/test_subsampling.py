@@ -244,8 +244,8 @@ def test_one_band_is_independent_noise():
 
 
 def test_sampling_costs_less_and_full_groups_the_same():
-    def epsilon(expected, strategy=BANDS):
-        sampling = CyclicPoisson(expected, 5).sampling(400, 40, strategy=strategy)
+    def epsilon(expected):
+        sampling = CyclicPoisson(expected, 5).sampling(400, 40, strategy=BANDS)
         return noise_multiplier_to_epsilon(4.0, 1e-5, sampling)
 
     sensitivity = BANDS.sensitivity(max_participations=8, min_separation=5)

@@ -107,23 +107,11 @@ BASES = {
 }
 
 
-@pytest.mark.parametrize(
-    ("base", "distribution", "mean"),
-    [
-        ("gaussian", "logarithmic", 10.0),
-        ("gaussian", "binomial", 1.5),
-        ("gaussian, twice", "poisson", 10.0),
-        ("response", "geometric", 1.5),
-        ("response", "negative_binomial", 10.0),
-        ("laplace", "poisson", 1.5),
-        ("discrete", "geometric", 10.0),
-    ],
-)
+@pytest.mark.quick(7)
+@pytest.mark.parametrize("mean", [1.5, 10.0])
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+@pytest.mark.parametrize("base", BASES)
 def test_no_selection_costs_more_and_some_cost_about_as_much(base, distribution, mean):
-    check_price(base, distribution, mean)
-
-
-def check_price(base, distribution, mean):
     event, atoms = BASES[base]
     f = generating_function(distribution, mean)
     price = tuning_epsilon(event, DELTA, mean_trials=mean, distribution=distribution)

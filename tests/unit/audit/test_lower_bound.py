@@ -69,7 +69,12 @@ EACH = [(epsilon_lower_bound, name) for name in KNOWN]
 EACH.append((gaussian_lower_bound, "gaussian"))
 
 
-def check_over_many_keys(bound, name, num_keys, key):
+@pytest.mark.quick(2)
+@pytest.mark.parametrize(("bound", "name"), EACH)
+def test_bounds_pass_epsilon_as_rarely_as_their_confidence_says(
+    bound, name, key, request
+):
+    num_keys = 1000 if request.config.getoption("--all-cases") else 50
     release, data, neighbor, delta, truth = KNOWN[name]
     options = {"delta": delta, "num_releases": 1000, "confidence": 0.8}
     bounds = [
@@ -78,11 +83,6 @@ def check_over_many_keys(bound, name, num_keys, key):
     ]
     most = scipy.stats.binom.isf(FALSE_ALARM, num_keys, 0.2)
     assert np.sum(np.array(bounds) > truth) <= most
-
-
-@pytest.mark.parametrize(("bound", "name"), EACH[::4])
-def test_bounds_pass_epsilon_as_rarely_as_their_confidence_says(bound, name, key):
-    check_over_many_keys(bound, name, 50, key)
 
 
 @pytest.mark.parametrize(
@@ -154,17 +154,14 @@ LEARNT = {
 }
 
 
-def check_learnt(release, key):
+@pytest.mark.quick(2)
+@pytest.mark.parametrize("release", LEARNT)
+def test_statistics_are_learnt_for_any_release(release, key):
     data, neighbor, least = LEARNT[release]
     audit = epsilon_lower_bound(
         release, data, neighbor, key=key, num_releases=40_000, confidence=0.99
     )
     assert audit.epsilon >= least
-
-
-@pytest.mark.parametrize("release", [sometimes_nan, pair_of_bits])
-def test_statistics_are_learnt_for_any_release(release, key):
-    check_learnt(release, key)
 
 
 def test_audits_with_one_key_agree_in_any_batch_size_and_on_the_host(key, monkeypatch):

@@ -9,12 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax import losses, solvers
+from dpjax import losses
 from dpjax.batching import Poisson
 from dpjax.estimators import SmoothedTruncation, TrimmedMean, Winsorization
 from dpjax.solvers import Checkpoint, Execution
 from tests import registry
 from tests.unit.refusals import refused
+from tests.unit.solvers.test_gradient_descent import descend
 
 N, D, T = 60, 3, 5
 
@@ -25,16 +26,10 @@ def make_data(seed=0):
     return features, features[:, 0]
 
 
-def descent(loss_fn=losses.squared, data=None, seed=1, impl=None, **options):
-    settings = {"epsilon": 1.0, "delta": 1e-3, "estimator": Winsorization(1.0)}
-    settings |= {"learning_rate": 0.3, "num_steps": T}
-    return solvers.dp_gradient_descent(
-        loss_fn,
-        jnp.zeros(D, "float32"),
-        make_data() if data is None else data,
-        key=jax.random.key(seed, impl=impl),
-        **(settings | executed(options)),
-    )
+def descent(loss_fn=losses.squared, seed=1, impl=None, **options):
+    settings = {"params": jnp.zeros(D, "float32"), "data": make_data(), "num_steps": T}
+    settings |= {"key": jax.random.key(seed, impl=impl), "delta": 1e-3}
+    return descend(loss_fn, **settings | {"learning_rate": 0.3} | executed(options))
 
 
 def executed(options):
@@ -143,17 +138,21 @@ OTHERS = {
 }
 
 
-def test_refuses_the_state_of_another_run(tmp_path):
-    run = partial(descent, checkpoint=Checkpoint(tmp_path / "mine", 2))
-    run = partial(run, loss_fn=weighted(WEIGHTS))
+# Once it has saved and before: steps were shown, and on other data the same noise would
+# be drawn, of which the difference of both has none.
+@pytest.mark.parametrize("every", [2, T])
+def test_refuses_the_state_of_another_run(tmp_path, every):
+    mine = partial(descent, loss_fn=weighted(WEIGHTS))
+    run = partial(mine, checkpoint=Checkpoint(tmp_path / "mine", every))
     with pytest.raises(KilledError):
         run(callback=kill_at(3))
     for name, options in OTHERS.items():
         rule = f"checkpoint must be new or of this run .*another {name.split(',')[0]}"
         with pytest.raises(ValueError, match=rule):
             run(**options)
-    expected = run(checkpoint=Checkpoint(tmp_path / "to the end", 2))
-    assert_same(run(), expected)  # the state was left as it was
+    expected = mine(checkpoint=Checkpoint(tmp_path / "to the end", 2))
+    # The state was left as it was, and another interval draws the same noise.
+    assert_same(mine(checkpoint=Checkpoint(tmp_path / "mine", 1)), expected)
 
 
 def test_one_state_is_left_that_only_its_owner_may_read(tmp_path):

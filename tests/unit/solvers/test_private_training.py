@@ -41,11 +41,9 @@ def start():
 
 
 def training(**options):
-    return PrivateTraining(
-        options.pop("loss_fn", loss_fn),
-        options.pop("optimizer", optax.sgd(0.1)),
-        **{"num_samples": N, "num_steps": T} | BUDGET | options,
-    )
+    sizes = {"num_samples": N, "num_steps": T}
+    problem = {"loss_fn": loss_fn, "optimizer": optax.sgd(0.1)}
+    return PrivateTraining(**problem | sizes | BUDGET | options)
 
 
 def finished(run, data=None):

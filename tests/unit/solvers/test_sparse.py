@@ -10,19 +10,13 @@ from dpjax.estimators import Winsorization
 from dpjax.solvers import Execution
 
 
-def threshold(
-    data=None, params=None, solve=solvers.dp_iterative_hard_thresholding, **changes
-):
+def threshold(data=None, solve=solvers.dp_iterative_hard_thresholding, **changes):
     """Hard thresholding along a constant gradient (-0.5, 0.9, 0.1)."""
     data = jnp.tile(jnp.array([-0.5, 0.9, 0.1]), (60, 1)) if data is None else data
     options = {"key": jax.random.key(1), "epsilon": 1.0, "delta": 1e-5, "sparsity": 2}
     options |= {"estimator": Winsorization(1.0), "learning_rate": 0.5, "num_steps": 3}
-    return solve(
-        changes.pop("loss_fn", jnp.dot),
-        jnp.zeros(3) if params is None else params,
-        data,
-        **(options | changes),
-    )
+    options |= {"loss_fn": jnp.dot, "params": jnp.zeros(3), "data": data}
+    return solve(**options | changes)
 
 
 def regress(features=None, targets=None, **changes):

@@ -11,9 +11,10 @@ import pytest
 from dpjax import accounting
 from dpjax.batching import Disjoint, Poisson, WithoutReplacement
 from dpjax.estimators import Clipping, MedianOfMeans, TrimmedMean, Truncation
-from dpjax.solvers import dp_gradient_descent, dp_mean
+from dpjax.solvers import dp_mean
 from dpjax.solvers.statistics._mean import Shares
 from tests.unit.refusals import refused
+from tests.unit.solvers import test_gradient_descent
 
 BUDGET = {"epsilon": 1.0, "delta": 1e-5}
 PLACES, UNITS = np.array([1e6, -3.0, 0.0, 2e-3]), np.array([10.0, 1e3, 1.0, 1e-3])
@@ -113,22 +114,16 @@ def samples(num_samples=20_000):
     return jnp.asarray(noise + np.array([1.0, -2.0]), jnp.float32)
 
 
-def descend(data=None, **changes):
-    options = {"key": jax.random.key(1), "epsilon": 1.0, "delta": 1e-5}
-    options |= {"estimator": TRIMMED, "learning_rate": 0.5, "num_steps": 4}
-    return dp_gradient_descent(
-        lambda params, example: 0.5 * jnp.sum((params - example) ** 2),
-        jnp.zeros(2),
-        samples(200) if data is None else data,
-        **(options | changes),
-    )
+def descend(**changes):
+    options = {"data": samples(200), "estimator": TRIMMED, "learning_rate": 0.5}
+    return test_gradient_descent.descend(**options | changes)
 
 
 def test_trimmed_means_are_found_with_little_noise():
     # Noise for the whole range would be seen: 3.7 (upper - lower) sqrt(2).
     params = solve(samples(), estimator=TRIMMED).params
     np.testing.assert_allclose(params, [1.0, -2.0], atol=0.1)
-    params = descend(samples(), num_steps=6).params
+    params = descend(data=samples(), num_steps=6).params
     np.testing.assert_allclose(params, [1.0, -2.0], atol=0.2)
 
 
