@@ -6,6 +6,7 @@ import decimal
 import gzip
 import io
 import itertools
+import sys
 import zipfile
 from fractions import Fraction
 
@@ -20,8 +21,14 @@ from dpjax.datasets import Categorical, Numeric
 from dpjax.tables.cli._curator import count_cells
 from dpjax.tables.columns._kinds import encode
 from dpjax.tables.io import _csv
-from dpjax.tables.io._tables import column_names, declared_kinds, read_columns
-from dpjax.tables.io._texts import TextFormat, Texts, numbers_of
+from dpjax.tables.io._tables import (
+    column_names,
+    declared_kinds,
+    read_chunks,
+    read_columns,
+)
+from dpjax.tables.io._texts import PLAIN, TextFormat, Texts, numbers_of
+from tests.unit.cli.command import sheet
 
 
 @pytest.fixture
@@ -162,14 +169,14 @@ def test_npz_files_hold_one_column_of_text_or_numbers_for_each_array(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("data.txt", b"x,y\n", "ends in .csv, .csv.gz, .tsv, .tsv.gz, .parq"),
+        ("data.txt", b"x,y\n", "ends in .csv, .csv.gz, .tsv, .tsv.gz, .xlsx"),
         ("data.csv", b"", "a file with named columns"),
         ("data.csv", b"\n1,2\n", "a file with named columns"),
         ("data.csv", b"x,y,x\n1,2,3\n", r"distinct names \(not \['x'\] twice"),
-        ("data.csv", b"Title,,\nx,y,z\n", "--skip-lines"),
+        ("data.csv", b"x,Sales,Sales\nx,y,z\n", "--skip-lines"),
         ("data.csv", gzip.compress(b"x,y\n1,2\n", mtime=0), "compressed by gzip"),
-        ("data.csv", b"PK\x03\x04\x14\x00", "save the sheet as CSV"),
-        ("data.csv", b"\xd0\xcf\x11\xe0\xa1", "save the sheet as CSV"),
+        ("data.csv", b"PK\x03\x04\x14\x00", "rename it, to end in .xlsx"),
+        ("data.csv", b"\xd0\xcf\x11\xe0\xa1", "save it as .xlsx, or as CSV"),
         ("data.csv", b"PAR1\x15\x04\x15", "to end in .parquet"),
         ("data.csv", b"BZh91AY&SY\x01\n1", "its header is not text"),
         ("data.csv", b"Gr\xf6\xdfe,y\n1,2\n", "not text in UTF-8"),
@@ -177,6 +184,8 @@ def test_npz_files_hold_one_column_of_text_or_numbers_for_each_array(tmp_path):
         ("data.jsonl", b"{}\n", "ends in .csv"),
         ("data.parquet", b"x,y\n1,2\n", "a readable file"),
         ("data.npz", b"x,y\n1,2\n", "a readable file"),
+        ("data.xlsx", b"x,y\n1,2\n", "a readable file"),
+        ("data.xlsx", sheet([]), "a file with named columns; --skip-lines"),
     ],
 )
 def test_files_that_are_refused(tmp_path, name, content, message):
@@ -205,7 +214,11 @@ def test_names_of_files_are_no_patterns(tmp_path, num_rows):
     frame.write_parquet(path)
     pl.DataFrame({"y": [3]}).write_parquet(path.with_name("1ab.parquet"))
     assert (column_names(path), declared_kinds(path)) == (["x"], {"x": "numbers"})
-    assert read_columns(path, ["x"], least=0)["x"].tolist() == numbers
+    assert all_cells(path, "x") == numbers
+    for option, value in {"skip_lines": 1, "last_lines": 2, "row_names": True}.items():
+        rule = f"--{option.replace('_', '-')} must be left out .*no lines, got {value}"
+        with pytest.raises(ValueError, match=rule):
+            column_names(path, TextFormat(**{option: value}))
 
 
 def test_files_without_records_or_cut_short_are_refused(tmp_path, csv_file):
@@ -215,6 +228,58 @@ def test_files_without_records_or_cut_short_are_refused(tmp_path, csv_file):
     path.write_bytes(gzip.compress(b"x,y\n" + b"1,2\n" * 9999)[:-20])
     with pytest.raises(ValueError, match="DATA must be a readable file"):
         read_columns(path, ["x"])
+
+
+DATE, EUROS = datetime.datetime(2020, 1, 1), {"decimal": ",", "thousands": "."}
+IN_SHEETS = [  # rows of a sheet, and the texts of their cells
+    ([1.5, "a\tb\n"], ["1,5", "a\tb"]),
+    ([2**53, ' "'], ["9007199254740992", '"']),
+    ([1 / 3, True, "surplus"], ["0,3333333333333333", "True"]),
+    ([1e-12, DATE], ["1e-12", "2020-01-01"]),
+    (["1.234,5", datetime.time(3)], ["1.234,5", "03:00:00"]),
+    ([-1e300, 'x"\r'], ["-1e+300", 'x"']),
+    ([None, "#DIV/0!"], ["", "#DIV/0!"]),
+    (["  ", "=1/0"], ["", ""]),  # a formula that no program has computed
+    ([], ["", ""]),
+]
+
+
+@pytest.mark.parametrize("rows", [1, 2, 1 << 16])
+def test_a_row_of_a_sheet_is_a_record_by_itself(tmp_path, monkeypatch, rows):
+    monkeypatch.setattr(_csv, "_ROWS", rows)
+    path, form = tmp_path / "data.xlsx", TextFormat(skip_lines=2, last_lines=1, **EUROS)
+    # Each row follows each other one.
+    pairs = [x for pair in itertools.product(IN_SHEETS, repeat=2) for x in pair]
+    own = [[*row[:1], "z", *row[1:]] if row else row for row, _ in pairs]
+    title, sums = [["Sales of 2023"], [], ["x", None, "y"]], [["Total", 9], [], [" "]]
+    path.write_bytes(sheet([*title, *own, *sums]))
+    assert column_names(path, form) == ["x", "column 2", "y"]
+    columns = read_columns(path, ["x", "y"], text_format=form)
+    assert columns["x"].tolist() == [texts[0] for _, texts in pairs]
+    assert columns["y"].tolist() == [texts[1] for _, texts in pairs]
+    numbers = Texts.of([texts[0] for _, texts in IN_SHEETS], form).numbers
+    expected = [1.5, 2**53, 1 / 3, 1e-12, 1234.5, -1e300]
+    assert numbers[:6].tolist() == expected
+
+
+def test_cells_that_excel_cannot_show_stop_nothing(tmp_path, monkeypatch):
+    # A date beyond the year 9999 has a warning of its own, with the cell.
+    path, rows = tmp_path / "data.xlsx", [["x", "y"], [1e300, 7], [-1e300, 8]]
+    path.write_bytes(sheet(rows, A2="yyyy-mm-dd", A3="[h]:mm"))
+    columns = read_columns(path, ["x", "y"])
+    assert columns["y"].tolist() == ["7", "8"]
+    assert np.isnan(columns["x"].numbers).all()
+    # Only a file that no program has written has a text for a number.
+    with zipfile.ZipFile(path) as book, zipfile.ZipFile(tmp_path / "odd", "w") as odd:
+        for name in book.namelist():
+            odd.writestr(name, book.read(name).replace(b"<v>7</v>", b"<v>SECRET</v>"))
+    (tmp_path / "odd").rename(path)
+    with pytest.raises(ValueError, match="not written as Excel writes") as refusal:
+        read_columns(path, ["x"])
+    assert "SECRET" not in str(refusal.value)
+    monkeypatch.setitem(sys.modules, "openpyxl", None)
+    with pytest.raises(ImportError, match=r'openpyxl: pip install "dpjax\[excel\]"'):
+        column_names(path)
 
 
 CELLS = st.text(st.sampled_from([*'ab1"",;\n\r\t |\0é\u2028\ufeff']), max_size=6)
@@ -256,12 +321,19 @@ def test_no_record_chooses_the_names(csv_file, cell):
             read(path)
 
 
+def all_cells(path, name, text_format=PLAIN):
+    """The cells of a column, of any number of records."""
+    chunks = read_chunks(path, [name], text_format)
+    return [cell for chunk in chunks for cell in chunk[name].tolist()]
+
+
 SUMS = {"skip_lines": 2, "last_lines": 2}
 LINES_OF = {
     "titles and sums": ("Sales;;\n\nx;y\n1;a\nTotal;a\n\n", SUMS, ["a"]),
     "a separator": ("sep=;\nx;y,z\n1;a\n", {}, ["a"]),
     "a separator that is counted": ("sep=;\nx;y\n1;a\n", {"skip_lines": 1}, ["a"]),
     "row names": ('"x","y"\n"1",5,a\n"2",6,b\n', {"row_names": True}, ["a", "b"]),
+    "blank names": ("x,,\n1,2,a\n", {}, ["a"]),
     "delimiters in quotes": ('"x;1;2;3",y\n1,a\n', {}, ["a"]),
     "blank lines are records": ("x,y\n1,a\n\n2,b\n\n", {}, ["a", "", "b", ""]),
     "more last lines than records": ("x,y\n1,a\n", {"last_lines": 9}, []),
@@ -277,10 +349,10 @@ def test_titles_sums_and_separators_are_no_records(csv_file, monkeypatch, kind, 
     monkeypatch.setattr(_csv, "_START", max(block, 6))
     text, options, cells = LINES_OF[kind]
     path, text_format = csv_file(text.encode()), TextFormat(**options)
-    names = column_names(path, text_format)
-    assert names[:-1] in (["x"], ["", "x"], ["x;1;2;3"])
-    column = read_columns(path, [names[-1]], text_format=text_format, least=0)
-    assert column[names[-1]].tolist() == cells
+    *first, last = column_names(path, text_format)
+    assert first in (["x"], ["column 1", "x"], ["x", "column 2"], ["x;1;2;3"])
+    assert (last == "column 3") == (kind == "blank names")
+    assert all_cells(path, last, text_format) == cells
 
 
 @pytest.mark.parametrize(
@@ -305,6 +377,11 @@ NUMBERS = [  # a format, and numbers of cells
         {"thousands": ",", "currency": "$"},
         {"$1,200.5": 1200.5, "-$ 5": -5, "$-5": -5, "1,20": None, "$": None, "7": 7},
     ),
+    (
+        {"percent": True},
+        {"12%": 0.12, "-1.5 %": -0.015, "7": 7, "%": None, "1e3%": None},
+    ),
+    (COMMA | {"percent": True}, {"12,5\u00a0%": 0.125, "1.5%": None, "5 % %": None}),
     (
         COMMA | {"thousands": " ", "currency": "EUR"},
         {"1\u00a0200,5 EUR": 1200.5, "12 00": None, "EUR3": 3, "3 USD": None},

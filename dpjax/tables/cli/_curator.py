@@ -12,6 +12,7 @@ import shlex
 import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,6 +41,7 @@ from dpjax.tables.io._texts import (
     Texts,
     float32_of,
     is_mark,
+    number_of,
     text_of,
 )
 from dpjax.tables.io._untrusted import printable
@@ -48,19 +50,21 @@ from dpjax.tables.models._terms import Link
 _FAR = 5.0  # scales from the center
 _LONGEST = 30  # characters of a cell that are shown
 _NEARLY_ALL = 0.9  # share of the lines
-_CURRENCY = r"[$€£¥]|[A-Z]{3}"
+_CURRENCY = re.compile("[$€£¥]|[A-Z]{3}")
 # Negative numbers: with a typographic minus, in brackets, or with a minus at the end.
-_NEGATIVE = "[\u2212\u2013] ?(?P<a>{0})|\\( ?(?P<b>{0}) ?\\)|(?P<c>{0}) ?[-\u2212]"
-_NEGATIVE = _NEGATIVE.format(r"[\d.,' ]*\d[.,]?")
-# Formats of numbers, and the options that read them.
-_FORMATS = {
-    r"\d{1,3}(,\d{3})+(\.\d*)?": "--thousands ,",
-    r"\d{1,3}(\.\d{3})+(,\d*)?": "--decimal , --thousands .",
-    r"\d{1,3}('\d{3})+(\.\d*)?": '--thousands "\'"',
-    r"\d{1,3}( \d{3})+(\.\d*)?": '--thousands " "',
-    r"\d{1,3}( \d{3})+,\d*": '--decimal , --thousands " "',
-    r"\d*,\d*": "--decimal ,",
-    r"\d+(\.\d*)?": "",
+_NEGATIVE = re.compile(
+    "[\u2212\u2013]{0}|\\({0}\\)|{0}[-\u2212]".format(r"[\d.,' ]*\d[.,]? ?")
+)
+_NO_DIGITS = re.compile(r"[^\d.,' ]")
+# Options, and the format of numbers that they read.
+_FORMATS: dict[str, dict[str, Any]] = {
+    "": {},
+    "--thousands ,": {"thousands": ","},
+    "--decimal ,": {"decimal": ","},
+    '--thousands "\'"': {"thousands": "'"},
+    '--thousands " "': {"thousands": " "},
+    "--decimal , --thousands .": {"decimal": ",", "thousands": "."},
+    '--decimal , --thousands " "': {"decimal": ",", "thousands": " "},
 }
 _NEARLY_NONE = 0.01  # share of the cells
 _TOO_FEW_LABELS = 0.001
@@ -94,16 +98,19 @@ class Cells(NamedTuple):
 def check(settings: CheckSettings) -> None:
     """Runs `dpjax check`: shows the data's owner how well a schema fits a file."""
     path, text_format = Path(settings.source), settings.text_format
-    kinds, target = _schema.declared_columns(
-        path, schema=settings.schema, target=settings.target, text_format=text_format
-    )
-    columns = read_columns(path, [*kinds], text_format=text_format)
+    about_lines = [*remarks_on_lines(path, text_format)]
     console = _terminal.terminal()
     console.print(
         "NOT PRIVATE: for the eyes of the data's owner. These numbers are of the "
         "records, no guarantee covers them, and they are written nowhere.",
         style="bold red",
     )
+    for text in about_lines:
+        console.print(text, soft_wrap=True)
+    kinds, target, _ = _schema.declared_columns(
+        path, schema=settings.schema, target=settings.target, text_format=text_format
+    )
+    columns = read_columns(path, [*kinds], text_format=text_format)
     cells = {name: count_cells(kind, columns[name]) for name, kind in kinds.items()}
     console.print(_rows(kinds, cells, target))
     if target is None:
@@ -118,8 +125,7 @@ def check(settings: CheckSettings) -> None:
         shares += [f"and {more:,} others"] if more > 0 else []
         shown = f"Labels of {target}: {', '.join(shares)}."
         console.print(f"{shown} {labels[0]!r} counts as +1.")
-    messages = [*remarks_on_lines(path, text_format)]
-    messages += [*_findings(kinds, cells, target), *_remarks(kinds, cells, target)]
+    messages = [*_findings(kinds, cells, target), *_remarks(kinds, cells, target)]
     for text in messages or ["Nearly every column can be used."]:
         console.print(text, soft_wrap=True)
 
@@ -302,15 +308,7 @@ def count_cells(
         far = int(np.sum(known[is_used] > np.float32(kind.max)))
     elif kind is not None:
         far = int(np.sum(np.abs(known[is_used] - kind.center) > _FAR * kind.scale))
-    looks: Counter[str] = Counter()
-    examples: dict[str, str] = {}
-    for text, count in texts.items():
-        look = _look(text)
-        looks[look] += count
-        examples.setdefault(look, text)
-    look = looks.most_common(1)[0][0] if looks else ""
-    shown = f"like {examples[look][:_LONGEST]} ({look})" if look else ""
-    return cells._replace(far=far, looks=shown)
+    return cells._replace(far=far, looks=_look(texts))
 
 
 def count_texts(column: Column) -> Counter[str]:
@@ -336,7 +334,12 @@ def say_to_curator(texts: Iterable[str]) -> None:
 def remarks_on_lines(path: Path, text_format: TextFormat) -> Iterator[str]:
     """Yields advice on lines of a text file that may be no records, such as totals."""
     for name, lines in surveys(path, text_format).items():
-        if lines.one_more >= _NEARLY_ALL * lines.records > 0:
+        if lines.title:
+            yield (
+                f"{name}: line {lines.title + 1} looks like the header: if a title is "
+                f"above it, use --skip-lines {lines.title}."
+            )
+        elif lines.one_more >= _NEARLY_ALL * lines.records > 0:
             yield (
                 f"{name}: {lines.one_more:,} of {lines.records:,} lines have one cell "
                 "more than the header: if the first is the name of a row, as R writes "
@@ -377,26 +380,28 @@ def undecoded(cells: Cells) -> str:
     )
 
 
-def _look(text: str) -> str:
-    """Returns advice, such as "try --decimal ,", to read a number like "1,5"; or ""."""
-    plain = text.replace("\u00a0", " ").replace("\u202f", " ").replace("\u2019", "'")
-    if re.fullmatch(r"[+-]?[\d.,' ]+%", plain):
-        return "write 0.12 for 12%"
-    if negative := re.fullmatch(_NEGATIVE, plain):
-        return f"write -{negative['a'] or negative['b'] or negative['c']}"
-    form = (
-        rf"[+-]?(?P<a>{_CURRENCY})? ?[+-]?(?P<n>[\d.,' ]*\d[.,]?) ?(?P<b>{_CURRENCY})?"
-    )
-    match = re.fullmatch(form, plain)
-    if match is None:
-        return ""
-    for shape, options in _FORMATS.items():
-        if re.fullmatch(shape, match["n"]):
-            sign = match["a"] or match["b"]
-            currency = f"--currency {shlex.quote(sign)}" if sign else ""
-            both = " ".join(filter(None, [options, currency]))
-            return f"try {both}" if both else ""
-    return ""
+def _look(texts: Mapping[str, int]) -> str:
+    """Returns how most cells write numbers, such as "like 1,5 (try --decimal ,)".
+
+    `texts` has the number of cells with each text. "": in no way that is known.
+    """
+    texts = dict(Counter(texts).most_common(1_000))  # enough to see a format
+    odd = [text for text in texts if np.isnan(number_of(text))]
+    negative = [text for text in odd if _NEGATIVE.fullmatch(text)]
+    looks = {f"write -{_NO_DIGITS.sub('', x).strip()}": negative for x in negative[:1]}
+    # Of options that read as many cells, the first are advised.
+    signs = Counter(sign for text in odd for sign in _CURRENCY.findall(text))
+    currencies = [None, *(sign for sign, _ in signs.most_common(1))]
+    for marks, currency, percent in product(_FORMATS, currencies, [False, True]):
+        text_format = TextFormat(**_FORMATS[marks], currency=currency, percent=percent)
+        numbers = Texts.of(odd, text_format).numbers
+        sign = f"--currency {shlex.quote(currency)}" if currency else ""
+        words = filter(None, [marks, sign, "--percent" * percent])
+        read = [odd[place] for place in np.flatnonzero(~np.isnan(numbers))]
+        looks[f"try {' '.join(words)}"] = read
+    advice, read = max(looks.items(), key=lambda look: sum(texts[x] for x in look[1]))
+    is_common = 2 * sum(texts[text] for text in read) >= sum(texts.values())
+    return f"like {read[0][:_LONGEST]} ({advice})" if read and is_common else ""
 
 
 _MOST_CATEGORIES = 30
@@ -415,7 +420,7 @@ class Guess(NamedTuple):
 
 _NAMES_A_RECORD = Guess(left_out="tells records apart")
 _HAS_TIMES = Guess(left_out="holds times or dates")
-_IS_INDEX = Guess(left_out="is an index without a name")
+_HAS_NO_NAME = Guess(left_out="has no name in the file")
 _IS_CATEGORY = Guess(categories=())
 _IS_CODE = Guess(left_out="has too many categories")
 # Guesses for columns with these words in their names. The first match counts. Amounts
@@ -472,8 +477,9 @@ def guess_names(path: Path, names: Sequence[str]) -> dict[str, Guess]:
 def guess_name(name: str) -> Guess:
     """Guesses what a column holds from its name."""
     spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name).lower()
-    if re.fullmatch(r"|unnamed: ?[0-9]+|__index_level_[0-9]+__", spaced.strip()):
-        return _IS_INDEX
+    is_blank = re.fullmatch(r" *|column [0-9]+", name)
+    if is_blank or re.fullmatch(r"unnamed: ?[0-9]+|__index_level_[0-9]+__", spaced):
+        return _HAS_NO_NAME
     words = re.split(r"[^a-z0-9]+", spaced)
     return next((guess for word, guess in _GUESSES.items() if word in words), Guess())
 
@@ -516,13 +522,10 @@ def schema_text(
     """
     sections, has_exposure = [], False
     for name, guess in guesses.items():
-        title, column = (
-            f"[columns.{_schema.toml_key(name)}]",
-            f"column = {_schema.toml_text(name)}",
-        )
-        lines = f"[exposure]\n{column}\nmax = 1.0"
         if name == target:
             continue
+        title = f"[columns.{_schema.toml_key(name)}]"
+        lines = f"[exposure]\ncolumn = {_schema.toml_text(name)}\nmax = 1.0"
         if guess.left_out:
             sections.append(f"# {title} is left out: it {guess.left_out}.\n")
         elif not guess.is_exposure:
@@ -582,9 +585,10 @@ def propose(settings: SchemaSettings) -> None:
         rule = "a new file; this one is there, perhaps corrected by hand"
         _validate.require(not output.exists(), "--output", str(output), rule)
     names = column_names(path, text_format)
-    if len(names) == 1:
+    named = [name for name in names if guess_name(name) != _HAS_NO_NAME]
+    if len(named) == 1:
         _terminal.warn(
-            f"Warning: the only column is {printable(names[0])!r}. If this is a title "
+            f"Warning: the only name is {printable(named[0])!r}. If this is a title "
             "above the header, --skip-lines 1 leaves it out."
         )
     _schema.check_target(target, names)
@@ -601,12 +605,10 @@ def propose(settings: SchemaSettings) -> None:
         ]
         say_to_curator(remarks_on_lines(path, text_format))
         columns = read_columns(path, read, text_format=text_format) if read else {}
-        seen = {name: guess_cells(column) for name, column in columns.items()}
-        guesses |= {
-            name: guess
-            for name, guess in seen.items()
-            if name not in times or guess.center is not None
-        }
+        for name, column in columns.items():
+            guess = guess_cells(column)
+            if name not in times or guess.center is not None:
+                guesses[name] = guess
         how = "THE RECORDS, which no guarantee covers"
         _terminal.warn(
             "Warning: the guesses of --from-data depend on the records, and the "

@@ -23,7 +23,6 @@ from dpjax.tables.cli._terminal import show_paths, stage, table_of, terminal
 from dpjax.tables.columns._kinds import BoundedColumn, Numeric
 from dpjax.tables.describe._description import Description
 from dpjax.tables.describe._release import MOST_RECORDS, Kind, check, release
-from dpjax.tables.io._tables import column_names
 
 _NAMES = [f"description.{end}" for end in ("csv", "html", "json", "png", "svg")]
 
@@ -93,7 +92,7 @@ def _read(settings: DescribeSettings, key: Key) -> tuple[dict[str, Kind], Table]
     If the file has more records than --max-records allows, `key` draws a sample of it.
     """
     source, text_format = Path(settings.source), settings.text_format
-    declared, _ = declared_columns(
+    declared, _, names = declared_columns(
         source, schema=settings.schema, target=settings.target, text_format=text_format
     )
     # Exposures and weights are described as numbers from zero to their maximum.
@@ -110,8 +109,7 @@ def _read(settings: DescribeSettings, key: Key) -> tuple[dict[str, Kind], Table]
     _validate.require(size is None or size <= most, "--max-records", size, rule)
     size = size or min(most, default_size(len(kinds) + (unit is not None), each))
     numbers = [name for name, kind in kinds.items() if not (kind and kind.categories)]
-    schema, names = Schema(kinds, None), column_names(source, text_format)
-    draw = Draw(size, key, unit, each)
+    draw, schema = Draw(size, key, unit, each), Schema(kinds, None)
     return kinds, read_records(source, draw, schema, "", names, text_format, numbers)
 
 

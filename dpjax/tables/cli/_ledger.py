@@ -27,6 +27,7 @@ from dpjax.accounting._filter import Spending
 from dpjax.tables.cli._schema import toml_text
 from dpjax.tables.cli._settings import OpenLedgerSettings, ShowLedgerSettings
 from dpjax.tables.cli._terminal import show_paths, table_of, terminal
+from dpjax.tables.io._csv import named
 from dpjax.tables.io._untrusted import number, of_type, toml_content
 
 _FORMAT = 1
@@ -267,7 +268,8 @@ def charge(
         for field, here, there in (
             ("the name", own.name, source.name),
             ("the number of records", own.num_records, source.num_records),
-            ("the columns", sorted(own.columns), sorted(source.columns)),
+            # Older ledgers have blank names.
+            ("the columns", *(sorted(named(x.columns)) for x in (own, source))),
         ):
             rule = f"the ledger of this table: {path} is of one with {field} {here}"
             _validate.require(here == there, "--ledger", there, rule)

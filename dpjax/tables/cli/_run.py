@@ -8,7 +8,6 @@ import dataclasses
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from dp_accounting import ComposedDpEvent
@@ -34,7 +33,6 @@ from dpjax.tables.cli._release import Release
 from dpjax.tables.cli._settings import DescribeSettings, ReleaseOptions, Settings
 from dpjax.tables.cli._sources import Table, blank_data
 from dpjax.tables.cli._units import privacy_of_units
-from dpjax.tables.io._tables import column_names
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,11 +180,10 @@ def charge(
             "a folder of the same command, --ledger and all other options included, "
             "or a new one: nothing was spent",
         )
-    names = column_names(Path(settings.source), settings.text_format)
     entry = _ledger.charge(
         settings.ledger,
         run.released,
-        source=_ledger.Source(source.name, source.num_records, tuple(names)),
+        source=_ledger.Source(source.name, source.num_records, tuple(source.names)),
         method=run.method,
         unit=settings.unit,
         paid=paid,

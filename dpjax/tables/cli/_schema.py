@@ -131,8 +131,8 @@ def for_largest(kind: Numeric, exposure: BoundedColumn | None) -> Numeric:
 
 def declared_columns(
     path: Path, *, schema: Path, target: str | None, text_format: TextFormat = PLAIN
-) -> tuple[dict[str, Kind], str | None]:
-    """Returns the schema's declaration of each column, and the target's name, if any.
+) -> tuple[dict[str, Kind], str | None, list[str]]:
+    """Returns a schema's declarations by column, the target, if any, and all names.
 
     A declaration is a center and scale, categories, a maximum, or None for numbers of
     unknown range. The file at `path`, to check or describe, must have the columns.
@@ -144,7 +144,7 @@ def declared_columns(
     kinds: dict[str, Kind] = {**declared.columns, **declared.bounded}
     if target is not None:
         kinds[target] = declared.target
-    return kinds, target
+    return kinds, target, names
 
 
 def check_target(target: str | None, names: list[str]) -> None:

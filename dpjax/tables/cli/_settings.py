@@ -4,10 +4,11 @@ Nothing here imports JAX, so that help and errors about options appear at once.
 """
 
 import contextlib
+import dataclasses
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from dpjax import _validate
 from dpjax.datasets._dataset import PUBLIC_SETS
@@ -35,6 +36,7 @@ FOR_NUMBERS = [name for name in get_args(LossName) if name != "logistic"]
 FOR_AMOUNTS: tuple[LossName, ...] = ("poisson", "gamma", "tweedie")
 AMOUNTS = "poisson, gamma or tweedie"
 _LARGEST_EPSILON = 1e4
+_TARGET = "The column to predict, if the schema's [target] has no column."
 _RECORDS_PER_UNIT = 4  # the default; it must not depend on the records
 
 
@@ -82,6 +84,9 @@ class TextOptions(Options):
         "The mark between groups of three digits: one of . , ' or ' '."
     )
     currency: str | None = of_data("A currency before or after numbers: EUR, or $.")
+    percent: bool = of_data(
+        "Numbers may have a percent sign after them: 12 % is 0.12.", default=False
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -95,16 +100,10 @@ class TextOptions(Options):
             # `read_schema` checks the rest of the file.
             with contextlib.suppress(OSError, ValueError):
                 is_quoted = toml_content(schema).get("quoted") is True
-        return TextFormat(
-            quoted=is_quoted,
-            skip_lines=self.skip_lines or 0,
-            last_lines=self.last_lines or 0,
-            row_names=self.row_names,
-            encoding=self.encoding,
-            decimal=self.decimal or ".",
-            thousands=self.thousands,
-            currency=self.currency,
-        )
+        names = [field.name for field in dataclasses.fields(TextFormat)]
+        given: Any = {name: getattr(self, name) for name in names}
+        given = {name: x for name, x in given.items() if x is not None}
+        return TextFormat(**given | {"quoted": is_quoted})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,9 +135,7 @@ class ReleaseOptions(TextOptions):
         "TOML file that declares what is public about each column; without it the "
         "command prints a template."
     )
-    target: str | None = of_data(
-        "The column to predict, if the schema's [target] has no column."
-    )
+    target: str | None = of_data(_TARGET)
     unit: str | None = of_data(
         "The column that names the owner of a record, such as a person: neighbors "
         "then differ in all records of one owner, under the same name. Which names "
@@ -186,7 +183,7 @@ class Settings(ReleaseOptions):
 
     source: str = argument(
         "DATA",
-        f"One of {', '.join(PUBLIC_SETS)}, or a CSV, Parquet or NPZ file, "
+        f"One of {', '.join(PUBLIC_SETS)}, or a CSV, Excel, Parquet or NPZ file, "
         "or a folder of such.",
     )
     strict: bool = of_data(
@@ -369,9 +366,7 @@ class CheckSettings(TextOptions):
 
     source: str = argument("DATA", "A file, as dpjax train takes it.")
     schema: Path = of_data("The TOML file that declares its columns.", default=REQUIRED)
-    target: str | None = of_data(
-        "The column to predict, if the schema's [target] has no column."
-    )
+    target: str | None = of_data(_TARGET)
 
 
 @dataclass(frozen=True, kw_only=True)

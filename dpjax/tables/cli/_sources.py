@@ -116,6 +116,7 @@ class Table:
     is_test: np.ndarray  # whether each record, or unit, is held out for testing
     units: Units | None = None  # if neighbors differ in all records of a unit
     sample: Sample | None = None  # None if it has all records of the file
+    names: Sequence[str] = ()  # of all columns of the file
 
     @property
     def num_samples(self) -> int:
@@ -278,7 +279,8 @@ def read_records(
     is_fine = num_records > 0 or draw.listed is not None
     _validate.require(is_fine, "DATA", str(path), "a file with at least one record")
     is_test = np.zeros(num_records, bool)
-    table = Table(path.name, columns, schema, target, is_test, sample=sample)
+    more: Any = {"sample": sample, "names": names}
+    table = Table(path.name, columns, schema, target, is_test, **more)
     return table if units is None else table.by_unit(units)
 
 

@@ -1,4 +1,4 @@
-"""Reads text with a header into columns of strings.
+"""Reads text, or a sheet of Excel, with a header into columns of strings.
 
 No cell changes the number of records, or the content of another record:
 
@@ -13,21 +13,30 @@ No cell changes the number of records, or the content of another record:
 `TextFormat.quoted` reads RFC 4180 instead, in which a line end within quotes is part of
 a cell. A quote that does not close then takes the next lines with it, so the rules
 above hold for tables of a CSV writer, which quotes all cells that contain a quote.
+
+In a sheet a row is a record, up to the last row with a value: each record needs one.
 """
 
 import codecs
+import contextlib
 import gzip
 import re
+import warnings
 from collections import Counter
-from collections.abc import Iterator
-from itertools import chain
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from dpjax._lazy import optional
 from dpjax.tables.io._texts import UNDECODED, TextFormat, Texts
 
 _START = 1 << 22  # the header must end within so many bytes
 _BLOCK = 1 << 22  # bytes that are read at once
+_ROWS = 1 << 16  # rows of a sheet that are read at once
+_LOOKED_AT = 30  # lines that are searched for a header
 _DELIMITERS = ",;\t|"
 _INSIDE = r'"(?:[^"]|"")*"'  # a cell in quotes
 _PAIRED = '"[^"]*"'  # text in quotes; doubled quotes divide it into several matches
@@ -37,8 +46,8 @@ _UNPRINTED = re.compile(rf"[\0-\x08\x0b\x0c\x0e-\x1f\x7f{UNDECODED}]")
 # The first bytes of files of other kinds.
 _OTHER_FILES = {
     b"\x1f\x8b": "compressed by gzip: rename it, to end in .csv.gz or .tsv.gz",
-    b"PK\x03\x04": "a zip archive, such as Excel's .xlsx: save the sheet as CSV",
-    b"\xd0\xcf\x11\xe0": "an old Excel file (.xls): save the sheet as CSV",
+    b"PK\x03\x04": "a zip archive: rename it, to end in .xlsx, if it is of Excel",
+    b"\xd0\xcf\x11\xe0": "an old Excel file (.xls): save it as .xlsx, or as CSV",
     b"PAR1": "a Parquet file: rename it, to end in .parquet",
 }
 _TOTALS = re.compile(
@@ -51,6 +60,7 @@ class Survey(NamedTuple):
     """Counts of odd lines of a file, which no guarantee covers."""
 
     records: int
+    title: int  # lines above one that looks more like the header, else 0
     surplus: int  # records with more cells than the header has names
     one_more: int  # records with exactly one cell more
     opened: int  # cells with a quote at their start that does not close
@@ -60,15 +70,21 @@ class Survey(NamedTuple):
 
 
 def read_names(path: Path, text_format: TextFormat) -> list[str]:
-    """Returns the names in the header."""
-    return _begin(path, text_format)[0]
+    """Returns the names in the header, such as "column 3" for a third blank cell."""
+    return named(_begin(path, text_format)[0])
+
+
+def named(names: Iterable[str]) -> list[str]:
+    """Returns names of columns in which a blank one is replaced by its place."""
+    return [name or f"column {place}" for place, name in enumerate(names, 1)]
 
 
 def read_chunks(
     path: Path, names: list[str], text_format: TextFormat
 ) -> Iterator[dict[str, Any]]:
     """Yields blocks of a file's records, as dicts from `names` to `Texts` (strings)."""
-    header, delimiter, blocks = _begin(path, text_format)
+    header, delimiter, _, blocks = _begin(path, text_format)
+    header = named(header)
     if missing := set(names) - set(header):
         raise ValueError(f"its columns have changed: {missing} are gone, try again")
     places = {name: header.index(name) for name in names}
@@ -82,7 +98,7 @@ def read_chunks(
 
 def survey(path: Path, text_format: TextFormat) -> Survey:
     """Counts odd lines, such as totals, to warn the data's owner; not private."""
-    header, delimiter, blocks = _begin(path, text_format)
+    header, delimiter, _, blocks = _begin(path, text_format)
     counts, blank_at_end, last = Counter[str](), 0, ""
     for records in blocks:
         cells = _cells(records, delimiter)
@@ -102,16 +118,44 @@ def survey(path: Path, text_format: TextFormat) -> Survey:
             blank_at_end = len(records) - 1 - has_text[-1]
             last = texts[has_text[-1]].partition(delimiter)[0].strip(' ":')
     total = last if _TOTALS.fullmatch(last) else ""
-    return Survey(**counts, blank_at_end=blank_at_end, total=total)
+    title = _title_lines(path, text_format)
+    return Survey(**counts, title=title, blank_at_end=blank_at_end, total=total)
 
 
-def _begin(path: Path, text_format: TextFormat) -> tuple[list[str], str, Iterator[Any]]:
-    """Returns column names, the delimiter, and an iterator over series of records."""
-    # The polars series have a text for each record, which is not cut into cells.
+def _title_lines(path: Path, text_format: TextFormat) -> int:
+    """Returns the number of lines above one that looks more like the header, or 0.
+
+    It has more names and no number, and most lines below it have as many cells.
+    """
+
+    def is_name(cells: list[str]) -> list[bool]:
+        texts = [cell for cell in cells if cell]
+        return np.isnan(Texts.of(texts, text_format).numbers).tolist()
+
+    header, _, above, blocks = _begin(path, text_format)
+    most, lines = sum(is_name(header)), [*next(blocks, [])[:_LOOKED_AT]]
+    for place, line in enumerate(lines, 1):
+        delimiter = _delimiter(path, line)
+        row, *below = (_row(other, delimiter) for other in lines[place - 1 :])
+        is_like = 2 * sum(len(other) > most for other in below) > len(below)
+        names = is_name(row)
+        if is_like and all(names) and len(names) > most:
+            return above + place
+    return 0
+
+
+def _begin(
+    path: Path, text_format: TextFormat
+) -> tuple[list[str], str, int, Iterator[Any]]:
+    """Returns column names, "" for blank ones, delimiter, lines above them, records."""
+    # The records are polars series with a text for each, which is not cut into cells.
     import polars as pl
 
     # A first line such as "sep=;" names the delimiter, and is above the header.
-    lines = _lines(path, text_format.encoding, is_quoted=text_format.quoted)
+    if path.suffix.lower() == ".xlsx":
+        lines = _rows(path, text_format.decimal)
+    else:
+        lines = _lines(path, text_format.encoding, is_quoted=text_format.quoted)
     block = next(lines, pl.Series([""]))
     directive = _SEPARATOR.fullmatch(block[0])
     skipped = max(text_format.skip_lines, 1 if directive else 0)
@@ -125,7 +169,7 @@ def _begin(path: Path, text_format: TextFormat) -> tuple[list[str], str, Iterato
     if text_format.row_names and names:
         names = ["", *names]
     blocks = chain([block[1:]], blocks)
-    return names, delimiter, _without_last(blocks, text_format.last_lines)
+    return names, delimiter, skipped, _without_last(blocks, text_format.last_lines)
 
 
 def _names(header: str, delimiter: str) -> list[str]:
@@ -143,13 +187,21 @@ def _names(header: str, delimiter: str) -> list[str]:
             "its header is not one line, because a quote in it does not close: "
             "--quoted reads files whose cells have line breaks"
         )
-    names = [name.strip() for name in _unquoted(cells.explode(), delimiter)]
+    names = _row(header, delimiter)
     return names if any(names) else []
 
 
+def _row(record: str, delimiter: str) -> list[str]:
+    """Returns the cells of a record without quotes or blanks around them."""
+    import polars as pl
+
+    cells = _cells(pl.Series([record]), delimiter).explode()
+    return [cell.strip() for cell in _unquoted(cells, delimiter)]
+
+
 def _delimiter(path: Path, header: str) -> str:
-    """Returns a tab for a .tsv file, else the header's commonest delimiter."""
-    is_tabbed = path.name.lower().removesuffix(".gz").endswith(".tsv")
+    """Returns a tab for a .tsv file or sheet, else the header's commonest delimiter."""
+    is_tabbed = path.name.lower().removesuffix(".gz").endswith((".tsv", ".xlsx"))
     outside = re.sub(_PAIRED, "", header)
     return "\t" if is_tabbed else max(_DELIMITERS, key=outside.count)
 
@@ -184,6 +236,49 @@ def _opened(cells: Any, delimiter: str) -> Any:
     written = cells.explode().str.strip_suffix(delimiter)
     begins = written.str.contains('^ *"')
     return begins & ~written.str.contains(rf"^ *{_INSIDE} *$")
+
+
+def _rows(path: Path, decimal: str) -> Iterator[Any]:
+    """Yields the rows of the first sheet of an Excel file as lines with tabs.
+
+    Blank rows at the end are left out: whether a file has them depends on its writer.
+    """
+    import polars as pl
+
+    excel = optional("openpyxl", "an Excel file needs openpyxl", "excel")
+    book = _guarded(lambda: excel.load_workbook(path, read_only=True, data_only=True))
+    with contextlib.closing(book):
+        sheet = _guarded(lambda: book.worksheets[0])
+        sheet.reset_dimensions()  # those that the file states may be wrong
+        rows, lines = sheet.iter_rows(values_only=True), []
+        while block := _guarded(lambda: [*islice(rows, _ROWS)]):
+            texts = ("\t".join(_written(x, decimal) for x in row) for row in block)
+            lines += [text.rstrip("\t") for text in texts]
+            filled = [i for i, text in enumerate(lines, 1) if text.strip()]
+            if filled:
+                yield pl.Series(lines[: filled[-1]], dtype=pl.String)
+                lines = lines[filled[-1] :]
+
+
+def _guarded(read: Callable[[], Any]) -> Any:
+    """Returns the result of a reader of Excel files; nothing that it says is shown."""
+    # A warning or an error may have a cell in it.
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            return read()
+    except Exception:
+        raise ValueError("it is not written as Excel writes files") from None
+
+
+def _written(cell: Any, decimal: str) -> str:
+    """Returns a cell of a sheet as a tabbed file writes it, such as 2 for 2.0."""
+    if cell is None:
+        return ""
+    if isinstance(cell, float):
+        return repr(cell).removesuffix(".0").replace(".", decimal)
+    text = str(cell).removesuffix(" 00:00:00")  # the midnight of a date
+    doubled = text.replace('"', '""')
+    return f'"{doubled}"' if '"' in text or "\t" in text else text
 
 
 def _lines(path: Path, encoding: str | None, *, is_quoted: bool) -> Iterator[Any]:

@@ -173,24 +173,22 @@ class Parquet:
         return _types(self._metadata[0], self._names, self._paths[0])
 
     @cached_property
-    def _groups(self) -> list[tuple[int, int]]:
+    def _groups(self) -> list[tuple[Path, Any, int]]:
         return [
-            (file, group)
-            for file, metadata in enumerate(self._metadata)
+            (path, metadata, group)
+            for path, metadata in zip(self._paths, self._metadata, strict=True)
             for group in range(metadata.num_row_groups)
         ]
 
     @cached_property
     def _starts(self) -> np.ndarray:
-        sizes = [self._metadata[i].row_group(j).num_rows for i, j in self._groups]
+        sizes = [metadata.row_group(j).num_rows for _, metadata, j in self._groups]
         return np.cumsum([0, *sizes])
 
     def _read_group(self, number: int) -> Any:
-        file, group = self._groups[number]
+        path, metadata, group = self._groups[number]
         # Each call opens the file, because threads must not share an open file.
-        with _parquet().ParquetFile(
-            self._paths[file], metadata=self._metadata[file]
-        ) as opened:
+        with _parquet().ParquetFile(path, metadata=metadata) as opened:
             return opened.read_row_group(group, columns=sorted(set(self._names)))
 
 

@@ -1,4 +1,4 @@
-"""Reads a user's CSV, Parquet or NPZ files, or a data frame, into columns.
+"""Reads a user's CSV, Excel, Parquet or NPZ files, or a data frame, into columns.
 
 A folder is read as its files in the order of their names. All must be of these kinds,
 except names that begin with a dot or an underscore, which are left out.
@@ -42,10 +42,16 @@ def column_names(path: Path, text_format: TextFormat = PLAIN) -> list[str]:
         read_names, _ = _READERS[_suffix(file)]
         with _readable(file):
             own = read_names(file, text_format)
+        for option in ("skip_lines", "last_lines", "row_names"):
+            value, name = getattr(text_format, option), option.replace("_", "-")
+            rule = f"left out with {file.name}, which has no lines"
+            is_fine = not value or _READERS[_suffix(file)] is _CSV
+            _validate.require(is_fine, f"--{name}", value, rule)
         twice = sorted({name for name in own if own.count(name) > 1})
-        _validate.require(len(own) > 0, "DATA", str(file), "a file with named columns")
-        rule = f"a file whose columns have distinct names (not {twice} twice); "
-        rule += "--skip-lines tells how many lines are above its header"
+        hint = "; --skip-lines tells how many lines are above its header"
+        rule = f"a file with named columns{hint}"
+        _validate.require(len(own) > 0, "DATA", str(file), rule)
+        rule = f"a file whose columns have distinct names (not {twice} twice){hint}"
         _validate.require(not twice, "DATA", str(file), rule)
         names = names or own
         rule = f"a folder of files with the same columns, {sorted(names)}"
@@ -69,7 +75,7 @@ def files_of(path: Path) -> list[Path]:
 
 
 def surveys(path: Path, text_format: TextFormat) -> dict[str, _csv.Survey]:
-    """Returns counts of odd lines by the names of text files, without a guarantee."""
+    """Returns counts of odd lines by files that have lines, without a guarantee."""
     files = [file for file in files_of(path) if _READERS[_suffix(file)] is _CSV]
     return {file.name: _csv.survey(file, text_format) for file in files}
 
@@ -93,16 +99,17 @@ def declared_kinds(path: Path) -> dict[str, str]:
 
 
 def read_columns(
-    path: Path, names: list[str], *, text_format: TextFormat = PLAIN, least: int = 1
+    path: Path, names: list[str], *, text_format: TextFormat = PLAIN
 ) -> dict[str, Column]:
-    r"""Reads the columns in `names`, each of shape (n,), with n at least `least`.
+    r"""Reads the columns in `names`, each of shape (n,), with n at least 1.
 
-    The path is a text file with a header, a Parquet file, an NPZ file with one array of
-    shape (n,) for each column, or a folder of such files. Text files may be compressed
-    by gzip. They are in UTF-8, UTF-16 or the encoding of `text_format`, with tabs in a
-    .tsv file, else the commonest of comma, semicolon, tab and bar in the header. Text
-    becomes `Texts`, and whole numbers of a Parquet file too, which keeps the last
-    digit. Booleans are 0 and 1, and a missing number is NaN.
+    The path is a text file with a header, an Excel file, whose first sheet is read, a
+    Parquet file, an NPZ file with one array of shape (n,) for each column, or a folder
+    of such files. Text files may be compressed by gzip. They are in UTF-8, UTF-16 or
+    the encoding of `text_format`, with tabs in a .tsv file, else the commonest of
+    comma, semicolon, tab and bar in the header. Text becomes `Texts`, and so do all
+    cells of Excel, and whole numbers of a Parquet file, which keeps the last digit.
+    Booleans of other files are 0 and 1, and a missing number is NaN.
 
     Example:
         >>> import tempfile
@@ -116,7 +123,7 @@ def read_columns(
     """
     chunks = [*read_chunks(path, names, text_format)]
     columns = {name: joined([chunk.pop(name) for chunk in chunks]) for name in names}
-    is_fine = len(next(iter(columns.values()))) >= least
+    is_fine = len(next(iter(columns.values()))) > 0
     _validate.require(is_fine, "DATA", str(path), "a file with at least one record")
     return columns
 
@@ -129,22 +136,17 @@ def read_chunks(
         _, read = _READERS[_suffix(file)]
         with _readable(file):
             before = file.stat()
-        chunks = read(file, names, text_format)
-        while True:
-            with _readable(file):
-                columns = next(chunks, None)
-            if columns is None:
-                break
-            shapes = {name: column.shape for name, column in columns.items()}
-            shape, *differing = {*shapes.values()}
-            rule = f"made of columns of one shape (n,), in {file.name}"
-            _validate.require(not differing and len(shape) == 1, "DATA", shapes, rule)
-            for name, column in columns.items():
-                rule = f"made of text or numbers, in column {name!r} of {file.name}"
-                is_fine = isinstance(column, Texts) or column.dtype.kind in "biuf"
-                _validate.require(is_fine, "DATA", str(column.dtype), rule)
-            yield columns
-        with _readable(file):
+            for columns in read(file, names, text_format):
+                shapes = {name: column.shape for name, column in columns.items()}
+                shape, *differing = {*shapes.values()}
+                if differing or len(shape) != 1:
+                    raise ValueError(f"its columns are not of one shape (n,): {shapes}")
+                for name, column in columns.items():
+                    is_text = isinstance(column, Texts)
+                    if not is_text and column.dtype.kind not in "biuf":
+                        kind = f"column {name!r} holds {column.dtype}"
+                        raise ValueError(f"{kind}, not text or numbers")
+                yield columns
             now = file.stat()
             if (before.st_mtime_ns, before.st_size) != (now.st_mtime_ns, now.st_size):
                 raise ValueError("the file was written to while it was read; try again")
@@ -267,12 +269,8 @@ def _read_parquet(
                 raise ValueError(f"{kind}, not text or numbers")
         chunks = file.iter_batches(_ROWS, columns=names)
         for chunk in chunks if file.metadata.num_rows else [schema.empty_table()]:
-            yield {
-                name: _from_polars(
-                    pl, pl.from_arrow(_valid(chunk.column(name))), text_format
-                )
-                for name in names
-            }
+            cells = {name: pl.from_arrow(_valid(chunk.column(name))) for name in names}
+            yield {k: _from_polars(pl, x, text_format) for k, x in cells.items()}
 
 
 def _parquet(path: Path) -> Any:
@@ -342,6 +340,7 @@ def _read_npz(
 
 _CSV = _csv.read_names, _csv.read_chunks
 _READERS: dict[str, Any] = dict.fromkeys((".csv", ".csv.gz", ".tsv", ".tsv.gz"), _CSV)
+_READERS[".xlsx"] = _CSV
 _READERS |= {".parquet": (_parquet_names, _read_parquet)}
 _READERS |= {".npz": (_npz_names, _read_npz)}
 _UNREADABLE = ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile, zlib.error

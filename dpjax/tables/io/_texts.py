@@ -38,6 +38,7 @@ class TextFormat:
         thousands: the character between groups of three digits: one of . , ' and a
             blank. None: groups are not separated.
         currency: text that numbers may have before or after them.
+        percent: whether numbers may have a percent sign after them: 12% is 0.12.
 
     Raises:
         ValueError: If an argument has another value.
@@ -56,6 +57,7 @@ class TextFormat:
     decimal: str = "."
     thousands: str | None = None
     currency: str | None = None
+    percent: bool = False
 
     def __post_init__(self) -> None:
         """Checks each argument; errors name the option of the command line."""
@@ -75,7 +77,8 @@ class TextFormat:
     @property
     def has_plain_numbers(self) -> bool:
         """Returns whether numbers are written as in Python."""
-        return (self.decimal, self.thousands, self.currency) == (".", None, None)
+        marks = self.thousands, self.currency, self.percent
+        return self.decimal == "." and not any(marks)
 
     def plain(self, cells: Any) -> Any:
         """Returns texts (polars series) with numbers in Python's notation, to cast."""
@@ -90,15 +93,17 @@ class TextFormat:
             between = _SEPARATORS[self.thousands]
             whole_part = f"[0-9]{{1,3}}(?:{between}[0-9]{{3}})+|[0-9]*"
         blank = "[ \u00a0\u202f]?"
+        percent = f"|{blank}%" if self.percent else ""
         parts = cells.str.extract_groups(
             rf"^([+-]?){blank}(?:{mark})?{blank}([+-]?)({whole_part})"
-            rf"(?:{re.escape(self.decimal)}([0-9]*))?([eE][+-]?[0-9]+)?"
+            rf"(?:{re.escape(self.decimal)}([0-9]*))?([eE][+-]?[0-9]+{percent})?"
             rf"{blank}(?:{mark})?$"
         ).struct.unnest()
         signs, digits = parts["1"] + parts["2"], parts["3"]
         if self.thousands:
             digits = digits.str.replace_all(_SEPARATORS[self.thousands], "")
         fraction, power = parts["4"].fill_null(""), parts["5"].fill_null("")
+        power = power.str.replace("^.?%$", "e-2")
         joined = signs + digits + pl.Series(["."]) + fraction + power
         return joined.cast(pl.String)
 

@@ -23,7 +23,7 @@ from dpjax.tables.cli._settings import Settings
 from dpjax.tables.cli._sources import Draw, encode_table
 from dpjax.tables.cli._train import read_private
 from tests.unit.cli import conftest
-from tests.unit.cli.command import done, invoke, refusals, refused
+from tests.unit.cli.command import done, invoke, refusals, refused, sheet
 from tests.unit.test_statement import fits
 
 pytestmark = pytest.mark.usefixtures("compiled_quickly")
@@ -244,6 +244,7 @@ FILES = {
     "none.parquet": lambda path: FRAME.clear().write_parquet(path),
     "arrays.npz": partial(np.savez, x=np.arange(9), y=np.array([*"abcdefghi"])),
     "folder": in_folder,
+    "sheet.xlsx": written(sheet([["x", "y"], [2, "a"], [], ["0.5", None], [7, "b"]])),
 }
 
 
@@ -274,6 +275,7 @@ def test_a_sample_of_a_stream_holds_the_cells_of_the_whole_file(
     count = len(columns["x"].tolist())
     np.savez(tmp_path / "places.npz", x=np.arange(count))
     monkeypatch.setattr("dpjax.tables.io._csv._BLOCK", 5)
+    monkeypatch.setattr("dpjax.tables.io._csv._ROWS", 2)
     monkeypatch.setattr("dpjax.tables.io._tables._ROWS", 2)
     for size in (1, 3, 5, 50):
         sampled, sample = drawn(path, names, size)

@@ -9,6 +9,7 @@ import contextlib
 import datetime
 import functools
 import os
+import re
 import secrets
 import shutil
 
@@ -19,6 +20,7 @@ from dpjax.solvers import Execution
 from dpjax.tables.cli import _describe, _fit, _ledger, _run, _train
 from dpjax.tables.cli._app import app
 from tests.privacy.replay import _replay
+from tests.unit.cli.command import sheet
 
 NUM = 60
 COLUMNS = "who,x,job,y"
@@ -171,6 +173,19 @@ def as_euros(lines):
     return {"data.csv": content.replace(COLUMNS.encode(), b"who;x;job;y")}
 
 
+def as_sheet(lines):
+    """A sheet with numbers, texts without what XML cannot hold, a title and sums."""
+
+    def cell(text):
+        try:
+            return float(text)
+        except ValueError:
+            return re.sub("[\0-\x1f\ud800-\udfff]", "?", text)
+
+    rows = [map(cell, line.split(",")) for line in ["Jobs", COLUMNS, *lines, "Total,9"]]
+    return {"data.xlsx": sheet([*row] for row in rows)}
+
+
 def as_utf16(lines):
     text = "\n".join(["\ufeff" + COLUMNS, *lines])
     return {"data.csv": text.encode("utf-16-le", "surrogatepass")}
@@ -203,6 +218,7 @@ CASES = {
     "linear model": train(),
     "latin-1": train(encoding="latin-1"),
     "euros": train(holdout=0.3, decimal=",", thousands=".", currency="EUR"),
+    "sheet": train(skip_lines=1, last_lines=1, percent="", ledger="t.toml"),
     "labels": train("logistic", holdout=0.3, ledger="t.toml"),
     "intervals": train(intervals="", epsilon=40, ledger="t.toml", holdout=0.3),
     "intervals in ranges": train(
@@ -245,7 +261,7 @@ def test_commands_show_what_they_release(commands, name):
     neighbours = [[one, *lines[1:]] for one in (HOSTILE[1], "3,2.9,smith,1e30")]
     # And all records at once: what is seen is equal, however far the values move.
     hostile = [HOSTILE[i % len(HOSTILE)] for i in range(NUM)]
-    encode = as_euros if name == "euros" else as_csv
+    encode = {"euros": as_euros, "sheet": as_sheet}.get(name, as_csv)
     commands.is_reported = name in REPORTED
     commands.compare(CASES[name], lines, neighbours, encode, others=[hostile])
 

@@ -164,10 +164,15 @@ def test_places_of_persons_that_others_move(commands, monkeypatch):  # noqa: F81
         commands.compare(options, lines, [lines[1:]], test_commands.as_csv)
 
 
-@pytest.mark.parametrize("fault", ["bytes", "quotes"])
+@pytest.mark.parametrize("fault", ["bytes", "quotes", "rows"])
 def test_a_file_in_which_a_cell_takes_its_neighbours(commands, monkeypatch, fault):  # noqa: F811
-    lines = test_commands.plain()
-    if fault == "bytes":  # a line end of UTF-16 is found in halves of two characters
+    lines, name = test_commands.plain(), "linear model"
+    if fault == "rows":  # as most readers have it, a sheet has no blank rows
+        rows = _csv._rows
+        some = lambda *given: (x.filter(x != "") for x in rows(*given))  # noqa: E731
+        monkeypatch.setattr(_csv, "_rows", some)
+        odd, encode, name = "", test_commands.as_sheet, "sheet"
+    elif fault == "bytes":  # a line end of UTF-16 is found in halves of two characters
 
         def lines_of(path, encoding, *, is_quoted):
             parts = path.read_bytes()[2:].split(b"\n\0")
@@ -184,6 +189,6 @@ def test_a_file_in_which_a_cell_takes_its_neighbours(commands, monkeypatch, faul
         monkeypatch.setattr(_csv, "_begin", quoted)
         odd, encode = '1,"2,cook,1', test_commands.as_csv
     odd_lines = [lines[0], odd, *lines[2:]]
-    options = test_commands.CASES["linear model"]
-    with pytest.raises(AssertionError, match=r"n = (2|61) records"):
+    options = test_commands.CASES[name]
+    with pytest.raises(AssertionError, match=r"n = (2|59|61) records|59 records"):
         commands.compare(options, lines, [odd_lines], encode)

@@ -247,7 +247,7 @@ def test_one_run_counts_records_that_differ(key):
 
 
 def test_one_run_names_the_extra_that_it_needs(key, monkeypatch):
-    monkeypatch.setitem(sys.modules, "jax_privacy", None)
+    monkeypatch.setitem(sys.modules, "jax_privacy.auditing", None)
     with pytest.raises(ImportError, match=r'pip install "dpjax\[audit\]"'):
         one_run(RESPONSE, *BITS, key=key, statistic=jnp.asarray)
 

@@ -1,12 +1,14 @@
 """Runs `dpjax` in this process, on a small table of rooms and prices among others."""
 
 import functools
+import io
 import json
 import os
 import re
 from pathlib import Path
 
 import numpy as np
+import openpyxl
 import pytest
 from typer.testing import CliRunner
 
@@ -53,6 +55,18 @@ def write_table(columns):
     """Writes texts of cells to data.csv."""
     rows = [list(columns), *zip(*columns.values(), strict=True)]
     Path("data.csv").write_text("".join(",".join(row) + "\n" for row in rows))
+
+
+def sheet(rows, **formats):
+    """Returns an Excel file with these rows, formats of cells, and a second sheet."""
+    book, content = openpyxl.Workbook(), io.BytesIO()
+    for row in rows:
+        book.active.append(row)
+    for place, form in formats.items():
+        book.active[place].number_format = form
+    book.create_sheet().append(["another"])
+    book.save(content)
+    return content.getvalue()
 
 
 def model_file(model):

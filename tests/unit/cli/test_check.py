@@ -194,7 +194,8 @@ def test_what_a_command_is_at_shows_until_something_is_printed(monkeypatch, caps
     [
         ("$1200|$1200.5|1200$|-$5", "try --currency '$'"),
         ("1.509,95 EUR", "try --decimal , --thousands . --currency EUR"),
-        ("12%|1.5 %", "write 0.12 for 12%"),
+        ("12%|1.5 %", "try --percent"),
+        ("1,5%|-2,25 %", "try --decimal , --percent"),
         ("\u2212100|(100)|100-|( 100 )|100\u2212", "write -100"),
         ("1,200|12,345,678|-1,200.50", "try --thousands ,"),
         ("2,5|-0,25|1200,50", "try --decimal ,"),

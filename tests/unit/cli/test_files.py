@@ -8,7 +8,15 @@ import polars as pl
 import pytest
 
 from dpjax.datasets import Categorical
-from tests.unit.cli.command import done, invoke, model_file, outputs_of, refused, tree
+from tests.unit.cli.command import (
+    done,
+    invoke,
+    model_file,
+    outputs_of,
+    refused,
+    sheet,
+    tree,
+)
 from tests.unit.models.test_model import ROOMS, model
 
 SCHEMA = """\
@@ -36,6 +44,9 @@ EUROS = [[a, b, f"1.{i:03},5 EUR"] for i, (a, b, _) in enumerate(ROWS)]
 EUROS = text(EUROS, delimiter=";")
 BREAKS = [['"G\n""h"", ent"' if a == "Ghent" else a, *b] for a, *b in ROWS]
 NUMBERED = [[str(i), *row] for i, row in enumerate(ROWS)]
+PERCENTS = text([[a, f"{b}00 %", c] for a, b, c in ROWS])
+IN_SHEET = [[a, int(b), float(c)] for a, b, c in ROWS]
+IN_EXCEL = "--skip-lines 1 --last-lines 1"
 QUOTED = [[f'"{cell}"' for cell in row] for row in (HEAD, *ROWS)]
 DATED = [[*row, "2020-01-01"] for row in ROWS]
 GOOD = {  # contents, and options that they need
@@ -45,11 +56,14 @@ GOOD = {  # contents, and options that they need
     "line breaks": (text(BREAKS).encode(), "--quoted"),
     "an index": (text(NUMBERED, ["", *HEAD]).encode(), ""),
     "all quoted": (text(QUOTED[1:], QUOTED[0]).encode(), ""),
+    "percents": (PERCENTS.encode(), "--percent"),
+    "a sheet": (sheet([["Sales"], HEAD, *IN_SHEET, ["Total"]]), IN_EXCEL),
     "dates": (text(DATED, [*HEAD, "start_date"]).encode(), ""),
 }
 
 
 ODD = {
+    "a title": [["Sales", "of 2023"], [""], HEAD, *ROWS],
     "row names": [[f'"{i}"', *row] for i, row in enumerate(ROWS)],
     "surplus cells": [["Gh,ent", *row[1:]] for row in ROWS[:2]] + ROWS,
     "line breaks": [['"G\nhent"', *ROWS[0][1:]], *ROWS],
@@ -57,6 +71,7 @@ ODD = {
     "blank lines": [*ROWS[:3], [""], *ROWS],
 }
 ADVICE = {  # what is told of these rows, and the options that end that
+    "a title": "line 3 looks like the header: if a title is above it, use --skip-lines",
     "row names": "60 of 60 lines have one cell more than the header",
     "surplus cells": "data.csv: 2 of 62 lines have more cells than the header, which",
     "line breaks": "1 cells begin with an open quote: --quoted reads cells with line",
@@ -64,6 +79,7 @@ ADVICE = {  # what is told of these rows, and the options that end that
     "blank lines": "blank lines between others count as records (1)",
 }
 ENDS = {
+    "a title": "--skip-lines 2",
     "row names": "--row-names",
     "line breaks": "--quoted",
     "a sum": "--last-lines 3",
@@ -72,7 +88,8 @@ ENDS = {
 
 @pytest.mark.parametrize("kind", ODD)
 def test_odd_lines_are_reported_by_commands_that_read_records(here, kind):
-    (here / "data.csv").write_text(text(ODD[kind]))
+    head, *rows = [HEAD, *ODD[kind]] if kind != "a title" else ODD[kind]
+    (here / "data.csv").write_text(text(rows, head))
     (here / "schema.toml").write_text(SCHEMA.replace("columns.town", "# "))
 
     def told(*options):
@@ -81,17 +98,27 @@ def test_odd_lines_are_reported_by_commands_that_read_records(here, kind):
         messages = shown[2], checked[1]
         return shown[0], checked[0], *(ADVICE[kind] in message for message in messages)
 
-    assert told() == (0, 0, True, True)
+    # A title names no column of the schema: the option is told before the error.
+    assert told() == (0, 2 * (kind == "a title"), True, True)
     if kind in ENDS:
         assert told(*ENDS[kind].split()) == (0, 0, False, False)
     # What looks at the header alone tells nothing.
-    assert invoke("schema", "data.csv", "--target", "price").stderr == ""
+    assert done(invoke("schema", "data.csv")).stderr == ""
 
 
-@pytest.mark.parametrize("name", ["euros", "line breaks", "dates"])
+def written(here, kind):
+    """Returns the name of a file that it writes, with the content of this kind."""
+    name = "data.xlsx" if kind == "a sheet" else "data.csv"
+    (here / name).write_bytes(READ[kind][0])
+    return name
+
+
+PROPOSED = ["euros", "line breaks", "dates", "percents", "a sheet"]
+
+
+@pytest.mark.parametrize("name", PROPOSED)
 def test_a_proposed_schema_fits_its_file(here, name):
-    (here / "data.csv").write_bytes(GOOD[name][0])
-    options, asked = GOOD[name][1].split(), ["data.csv", "--target", "price"]
+    options, asked = GOOD[name][1].split(), [written(here, name), "--target", "price"]
     # From names alone: what is to be filled in is accepted, and told.
     done(invoke("schema", *asked, *options, "--output", "names.toml"))
     shown = outputs_of("check", *asked, *options, "--schema", "names.toml")[1]
@@ -147,10 +174,9 @@ READ["one row"] = text(ROWS[:1]).encode(), "", PRICES[:1]
 
 @pytest.mark.parametrize("kind", READ)
 def test_a_file_is_predicted_in_its_own_format(here, kind):
-    content, options, prices = READ[kind]
+    _, options, prices = READ[kind]
     (here / "model.npz").write_bytes(model_file(MODEL))
-    (here / "data.csv").write_bytes(content)
-    done(invoke("predict", "model.npz", "data.csv", *options.split()))
+    done(invoke("predict", "model.npz", written(here, kind), *options.split()))
     title, *cells = (here / "predictions.csv").read_text().split()
     assert title == "predicted_price"
     assert [float(cell) for cell in cells] == pytest.approx(prices)

@@ -94,6 +94,10 @@ def test_a_ledger_is_of_one_table(folder):
     assert Path("t.toml").read_bytes() == before
     # Another order of the same columns is the same table; another file is not.
     charge_one(gaussian(), source=Source("d.csv", 400, ("y", "x")))
+    # An older ledger has the blank name of a column.
+    Path("t.toml").write_bytes(before.replace(b'"x", "y"', b'"", "y"'))
+    charge_one(gaussian(), source=Source("d.csv", 400, ("column 1", "y")))
+    Path("t.toml").write_bytes(before)
     refused(train(), "is of one with the name d.csv")
 
 

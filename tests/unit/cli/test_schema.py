@@ -68,7 +68,7 @@ def test_a_proposal_is_a_schema(read, link, kind):
 def test_a_proposal_without_a_target_lists_every_column():
     text = schema_text({name: guess_name(name) for name in ODD_NAMES}, target=None)
     assert list(tomllib.loads(text)["columns"]) == [*filter(None, ODD_NAMES)]
-    assert '# [columns.""] is left out: it is an index without a name.' in text
+    assert '# [columns.""] is left out: it has no name in the file.' in text
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_a_proposal_without_a_target_lists_every_column():
         ("region Vehicle-Type smoker", Guess(categories=())),
         ("start_date", Guess(left_out="holds times or dates")),
         ("OpTime", Guess()),
-        ("Unnamed:0 __index_level_0__", Guess(left_out="is an index without a name")),
+        ("Unnamed:0 __index_level_0__", Guess(left_out="has no name in the file")),
     ],
 )
 def test_names_tell_kinds(names, guess):
@@ -230,6 +230,8 @@ OF_COLUMNS = [  # what the schema has of column a, or all of it
         "or with others",
     ),
 ]
+OF_LABELS = r"be a file with positive, .* in \[target"
+LABELS = "{}", "{positive = []}", "3", "{center = 1}"
 OF_AMOUNTS = [
     ("scale = 2", "center = 3, scale = 2", "scale, and center 0 or non"),
     ("scale = 2", "scale = 0", "scale must be positive"),
@@ -247,14 +249,7 @@ OF_AMOUNTS = [
         ("identity", A, "two sections"),
         ("identity", "columns.a = {}\ntarget = {column = 3}", "as column in .target"),
         ("identity", f"target.positive = 'x'\n{A}", r"in \[target\]"),
-        *(
-            (
-                "logit",
-                f"target = {target}\n{A}",
-                r"be a file with positive, .* in \[target",
-            )
-            for target in ("{}", "{positive = []}", "3", "{center = 1}")
-        ),
+        *(("logit", f"target = {target}\n{A}", OF_LABELS) for target in LABELS),
         *(("log", AMOUNTS.replace(x, y), message) for x, y, message in OF_AMOUNTS),
     ],
 )
