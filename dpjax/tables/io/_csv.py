@@ -14,7 +14,7 @@ No cell changes the number of records, or the content of another record:
 a cell. A quote that does not close then takes the next lines with it, so the rules
 above hold for tables of a CSV writer, which quotes all cells that contain a quote.
 
-In a sheet a row is a record, up to the last row with a value: each record needs one.
+In a sheet each row is a record, as each line is in a text.
 """
 
 import codecs
@@ -239,10 +239,7 @@ def _opened(cells: Any, delimiter: str) -> Any:
 
 
 def _rows(path: Path, decimal: str) -> Iterator[Any]:
-    """Yields the rows of the first sheet of an Excel file as lines with tabs.
-
-    Blank rows at the end are left out: whether a file has them depends on its writer.
-    """
+    """Yields all rows of the first sheet of an Excel file, as lines with tabs."""
     import polars as pl
 
     excel = optional("openpyxl", "an Excel file needs openpyxl", "excel")
@@ -250,14 +247,10 @@ def _rows(path: Path, decimal: str) -> Iterator[Any]:
     with contextlib.closing(book):
         sheet = _guarded(lambda: book.worksheets[0])
         sheet.reset_dimensions()  # those that the file states may be wrong
-        rows, lines = sheet.iter_rows(values_only=True), []
+        rows = sheet.iter_rows(values_only=True)
         while block := _guarded(lambda: [*islice(rows, _ROWS)]):
             texts = ("\t".join(_written(x, decimal) for x in row) for row in block)
-            lines += [text.rstrip("\t") for text in texts]
-            filled = [i for i, text in enumerate(lines, 1) if text.strip()]
-            if filled:
-                yield pl.Series(lines[: filled[-1]], dtype=pl.String)
-                lines = lines[filled[-1] :]
+            yield pl.Series([text.rstrip("\t") for text in texts], dtype=pl.String)
 
 
 def _guarded(read: Callable[[], Any]) -> Any:
