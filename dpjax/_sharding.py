@@ -224,12 +224,12 @@ def check_key_of_rows(key: jax.Array, rows: PyTree) -> None:
     given = [x for x in jax.tree.leaves(rows) if isinstance(x, jax.Array)]
     axes = manual_axes_of(given)
     rule = (
-        f"another one on each device, as rows may be sharded over mesh axes {axes}; or "
-        "give axis_name: these axes, or () if every device has all rows. Call solvers "
-        "outside of jax.shard_map (check_vma=False and jax.pmap hide what is sharded)"
+        f"different on each device (jax.random.fold_in), as rows may be sharded over "
+        f"the mesh axes {axes}. Or give axis_name: these axes, or () if every device has "
+        "all rows; a function without axis_name is called outside of jax.shard_map"
     )
     is_fine = set(axes) <= varying_axes(key)
-    _validate.require(is_fine, "key", "one that all devices share", rule)
+    _validate.require(is_fine, "key", "a key that all devices share", rule)
 
 
 def zeros(like: Any, shape: tuple[int, ...] | None = None) -> jax.Array:

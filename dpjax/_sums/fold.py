@@ -193,9 +193,10 @@ def group_means(
 def _groups_by_device(sizes, stream):
     """Returns each device's first group, and starts and stops of k groups in its rows.
 
-    `group_means` sums these ranges. `sizes` has the groups' numbers of rows, `stream` a
-    device's rows. Shapes are (devices,), (devices, k) and (devices, k), where k is the
-    largest number of groups on a device; groups without rows there have empty ranges.
+    `group_means` sums these ranges. `sizes` has the groups' numbers of rows, which are
+    in the order of devices and groups; each device has as many rows as `stream`. Shapes
+    are (devices,), (devices, k) and (devices, k), where k is the largest number of
+    groups on a device; groups without rows there have empty ranges.
     """
     stops = np.cumsum(sizes)
     offsets = np.arange(0, stream.num_rows_in_all, stream.num_rows)

@@ -503,7 +503,10 @@ def squared_norm_of_matrices(
 
 
 def _gram(x: jax.Array) -> tuple[jax.Array, int]:
-    """Returns x x^T, (G, T, T), for norms, and the number of roundings of an entry."""
+    """Returns the Gram matrices (G, T, T) of factors x (G, T, p), to compute norms.
+
+    A second result is the number of roundings of an entry, by which norms are raised.
+    """
     size = x.shape[2]
     width = 2 ** -(-max(size.bit_length(), 8) // 2)  # about the root, at least 16
     num_parts = -(-size // width)

@@ -288,8 +288,11 @@ class Runs:
                 yield lambda key, i=i: self.run_of(i, key), ()
 
     def guarantees(self, key: Key, is_saved: bool) -> list[PrivacyGuarantee]:
-        """Returns the guarantee of a run with each candidate; runs are only traced."""
-        # So a search's cost is known before it. Rows of arrays share one entry.
+        """Returns the guarantees of runs, to know the cost of a search before it.
+
+        Runs are only traced: one for each candidate of a list, one for all of a stack
+        of arrays. `is_saved` tells that the search has a checkpoint, for an error.
+        """
         results = []
         for i, (run, inputs) in enumerate(self.traced()):
             try:

@@ -281,12 +281,14 @@ def _noise(theory: Theory, num_samples: int) -> float:
 def phases_of(
     theory: Theory, num_samples: int, smoothness: float, num_steps: int | None
 ) -> list[Phase]:
-    """Returns each phase's number of records, clip norm, penalty and steps."""
-    # The phases share num_samples records (of a group, or all). `smoothness` is beta, a
-    # bound on the risk's curvature, from which each phase's number of steps follows,
-    # unless num_steps replaces it.
+    """Returns the schedule of a run: each phase's records, clip norm, penalty, steps.
+
+    The phases share num_samples records. `theory` has the bounds of (2), `smoothness`
+    is beta, a bound on the risk's curvature, from which each phase's number of steps
+    follows, unless num_steps replaces it.
+    """
     penalty = 4 * math.sqrt(variance(theory, num_samples // 2)) / theory.radius
-    # If A_i grows fourfold per phase, so many phases reach
+    # If A_i of (2) grows fourfold per phase, so many phases I reach
     # G sqrt(A_I) / lambda_I <= lambda_1 R^2 / 2.
     ratio = theory.bound / (2 * theory.radius * penalty)
     num_phases = 1 + max(0, math.ceil(math.log(ratio, _GROWTH / 2)))

@@ -293,7 +293,7 @@ def _parquet_kind(field: Any) -> str | None:
 
 
 def _valid(cells: Any) -> Any:
-    """Returns Arrow cells as polars can read them: no bytes that are not UTF-8."""
+    """Returns an Arrow array for polars: bytes that are not UTF-8 become U+FFFD."""
     import pyarrow as pa
 
     if pa.types.is_dictionary(cells.type):

@@ -68,7 +68,7 @@ class TextFormat:
         rule = "a point, a comma, an apostrophe or a blank, and not as --decimal"
         _validate.require(is_mark, "--thousands", mark, rule)
         is_sign = currency is None or bool(re.fullmatch(r"[^\s0-9.,'+-]+", currency))
-        rule = "a sign or a word, such as $ or EUR"
+        rule = "a sign or a word, such as $ or EUR, without blanks, digits or . , ' + -"
         _validate.require(is_sign, "--currency", currency, rule)
         is_encoding = self.encoding is None or _is_encoding(self.encoding)
         rule = "a text encoding that Python knows, such as latin-1 or utf-16"

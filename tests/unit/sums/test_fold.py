@@ -35,7 +35,7 @@ def test_digits_of_all_sums_add_within_the_mantissa():
         rounded = (num_sums - 1) * roundoff * growth * num_sums * rest
         assert rounded <= 2.0 ** -(nmant + 11)
     assert digit_layout(1, 23)[2] == digit_layout(1, 52)[2] == 1
-    with pytest.raises(ValueError, match=r"samples must be fewer: at most 2\^22 blocks"):
+    with pytest.raises(ValueError, match=r"must be fewer: at most 2\^22 blocks"):
         digit_layout(2**22 + 1, 23)
 
 
