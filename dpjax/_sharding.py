@@ -224,9 +224,9 @@ def check_key_of_rows(key: jax.Array, rows: PyTree) -> None:
     given = [x for x in jax.tree.leaves(rows) if isinstance(x, jax.Array)]
     axes = manual_axes_of(given)
     rule = (
-        f"different on each device (jax.random.fold_in), as rows may be sharded over "
-        f"the mesh axes {axes}. Or give axis_name: these axes, or () if every device has "
-        "all rows; a function without axis_name is called outside of jax.shard_map"
+        "different on each device (jax.random.fold_in), as rows may be sharded over "
+        f"the mesh axes {axes}. Or give axis_name: these axes, or () if every device "
+        "has all rows; call a function without axis_name outside of jax.shard_map"
     )
     is_fine = set(axes) <= varying_axes(key)
     _validate.require(is_fine, "key", "a key that all devices share", rule)

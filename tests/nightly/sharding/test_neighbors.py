@@ -266,7 +266,7 @@ FORGOTTEN |= {
     )
     for name, solver in registry.SOLVERS.items()
 }
-REFUSED = {name: (f, "key must be another one on") for name, f in FORGOTTEN.items()}
+REFUSED = {name: (f, "key must be different on") for name, f in FORGOTTEN.items()}
 IDS = jnp.arange(N // DEVICES)
 REFUSED |= {
     "user_ids": (
