@@ -6,23 +6,12 @@ sums of its blocks: 2^22 numbers together, or a single block. The size depends o
 shapes and on the device, hence on public facts. It changes how a mean is rounded;
 `sensitivity()` bounds that for every size.
 
-On a GPU or TPU a microbatch has at least one row, and at most
+There a microbatch has at least one row, and at most
 
     rows = (M - D - 8 S) / (2 R)
 
-where
-
-* M is the memory that the device gives to JAX: the smallest `bytes_limit` in
-  `memory_stats()` of all devices. It is 2^35 (32 GiB) if JAX reports none, as
-  without a GPU, and if several processes run one program, because digits add up only if
-  all have the same blocks, and no process knows the memory of another;
-* D is the number of bytes of the rows themselves, such as the batch;
-* S is the number of bytes of one sum, which is as large as the parameters. There are
-  eight arrays of this size: the parameters, the mean, the sum of a block, three digits
-  (`Digits`), and the two moments of an optimizer;
-* R is the peak number of bytes for one row in the program that computes a sample and
-  its influence: activations kept for the backward pass, factors, gradients in full. The
-  factor 2 is a margin, because the compiler may order operations in another way.
+for the bytes M of the device, D of the rows, S of one sum and R of one row at its peak:
+`docs/guides/gpu.md` says how they are counted, and why.
 """
 
 from collections import Counter

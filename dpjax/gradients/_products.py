@@ -7,13 +7,12 @@ such as tokens. For the kernel of a convolution, the vectors are patches of the 
 
 The norm of a matrix P = A^T D = sum_t a_t d_t^T is computed from Gram matrices, as
 |P|^2 = sum_ts (a_t a_s)(d_t d_s). If positions cancel, |P|^2 is much smaller than the
-terms of this sum, so a bound of the rounding is added. Let S = sum_t |a_t||d_t|, G the
-computed sum, g(k) = k u / (1 - k u), m and n the roundings of an entry of either Gram
-matrix, and l the levels of 32 terms that add all T^2. A sum over samples adds, for each
-sample, the float product of A and of D times a weight w. This product has a norm of at
-most
+terms of this sum, so a bound of the rounding is added: with S = sum_t |a_t||d_t|, the
+computed sum G, m and n roundings of an entry of either Gram matrix, and l levels of 32
+terms in the sum of all T^2, the float product of A and of D times a weight w has a norm
+of at most
 
-    w (sqrt(G + g(m + n + 1 + 32 l) S^2) + g(T + 1) S),
+    w (sqrt(G + g(m + n + 1 + 32 l) S^2) + g(T + 1) S),   g(k) = k u / (1 - k u),
 
 for at most 2^12 positions; 5 percent more covers the rounding of S. Proofs:
 `docs/privacy/proofs/sums.md`, 1.5 and 1.6.

@@ -1,22 +1,11 @@
 """Chains that begin with a private mean, and batches that are taken in pieces.
 
 `chain` checks that nothing can mix samples before the private mean. `accumulate` draws
-noise once for each batch of pieces:
+noise once for each batch of pieces.
 
-Piece k of K gives y_k, the sum of its influences over the divisor n of the whole batch,
-as two floats. A replaced record lies in one piece, and moves it as it would move the
-mean of a whole batch, rounding included. Adding the pieces rounds as well. Let u =
-2^-24 be the unit roundoff, and L >= |y_1 + ... + y_j| a bound for all j, by coordinate
-or in the l2 norm, as the influences are bounded.
-
-The higher floats are added exactly, with remainders of at most u L each. The remainders
-and the lower floats of the y_k, also at most u L each, are added as floats: these are
-2 K sums of up to 2 K u L, each with a relative error of u. The errors are 4 K^2 u^2 L
-in all, and twice as much for two neighboring data sets.
-
-L is 9/8 max(n, 4096) times limit / n, and limit / n is the change by one masked record.
-So the errors are 9 max(n, 4096) K^2 u^2 of that change. 2^-20 more covers underflow and
-the rounding of this factor. The sum is rounded after the noise is added.
+Adding pieces rounds, and `docs/privacy/proofs/sums.md`, 1.11, bounds the errors of the
+sum of K pieces by 9 max(n, 4096) K^2 u^2 of the change by one record, u = 2^-24. 2^-20
+more covers underflow and the rounding of this factor.
 """
 
 from functools import partial
