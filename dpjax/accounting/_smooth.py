@@ -276,9 +276,13 @@ def _is_enough(epsilon, delta, smoothness, num_coordinates, shift) -> bool:
 
 
 def _by_two_steps(epsilon, delta, width, num_coordinates, shift) -> bool:
-    """Returns whether noise of stddev sensitivity / shift is enough near ratio 1."""
-    # The ratio of two neighbors' scales is in [e^-width, e^width]. By (5), the part
-    # `first` of epsilon is for the change of the scale, the rest for the shift.
+    """Returns whether noise of stddev sensitivity / shift is (epsilon, delta)-DP.
+
+    The ratio of two neighbors' stddevs is in [e^-width, e^width]. A small width needs
+    this test, which is sufficient; other ratios are tested by (4) of this module.
+    """
+    # By (5), the part `first` of epsilon is for the change of the scale, the rest for
+    # the shift.
     for first in epsilon * 2.0 ** -np.arange(1, 16):
         scale = _largest_scale_delta(first, width, num_coordinates)
         remaining = (delta - scale) * math.exp(-first)

@@ -285,10 +285,10 @@ def _with_gradient(
     """
     floats = {i: x for i, x in arrays.items() if _is_trainable(x)}
     fixed = {i: x for i, x in arrays.items() if i not in floats}
-    draws = set()
+    reached = set()
 
     def watched(i: int, x: jax.Array) -> jax.Array:
-        """Returns x; a backward pass that reaches it adds i to the set `draws`."""
+        """Returns x; a backward pass that reaches it adds i to the set `reached`."""
 
         @jax.custom_vjp
         def same(x):
@@ -297,7 +297,7 @@ def _with_gradient(
         def backward(_, cotangent):
             if isinstance(cotangent, SymbolicZero):
                 return (jnp.zeros_like(x),)
-            draws.add(i)
+            reached.add(i)
             return (cotangent,)
 
         same.defvjp(lambda x: (x.value, None), backward, symbolic_zeros=True)
@@ -308,4 +308,4 @@ def _with_gradient(
         return loss({**floats, **fixed}, example)
 
     program = jax.make_jaxpr(jax.grad(of_floats))(floats, fixed, example)
-    return draws, program
+    return reached, program

@@ -208,7 +208,11 @@ def curves_of(
 
 @partial(jax.jit, static_argnums=1)
 def at_knots(curves: Curves, knots: tuple[float, ...]) -> Curves:
-    """Returns the same curves at knots among which are their own, or lines."""
+    """Returns the same functions, with heights at more knots.
+
+    Models of other knots, among which one is chosen, then have equal shapes. `knots`
+    must include the curves' own; curves without any are lines.
+    """
     slopes, heights = curves.slopes, curves.heights
     if curves.knots:
         between = hats(jnp.asarray(knots, slopes.dtype), curves.knots)

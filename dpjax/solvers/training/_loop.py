@@ -216,11 +216,11 @@ class Observed(NamedTuple):
 def observed(
     optimizer: optax.GradientTransformation, stddev: Scalar | None
 ) -> optax.GradientTransformationExtraArgs:
-    """Returns `optimizer` with the norms of a step's mean and noise in its state.
+    """Returns `optimizer` with the norms of a step's noisy mean and noise in its state.
 
     `PrivateTraining.step` shows them. The noisy mean gradient is the input of `update`,
-    which passes the l2 norm of its noise to `optimizer` as the keyword noise_norm. The
-    noise has `stddev`, or for None the noise_stddev that the optax chain passes.
+    which passes the root mean square of the l2 norm of its noise to `optimizer` as the
+    keyword noise_norm. The noise has `stddev`, or for None the chain's noise_stddev.
     """
     optimizer = optax.with_extra_args_support(optimizer)
 
