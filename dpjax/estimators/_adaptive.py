@@ -80,7 +80,8 @@ class Counting(NormBounded):
         """Returns a function from a sample to (`Counted`, is_short), to count norms.
 
         is_short, (G,), is true for groups of leaves with a norm within their threshold.
-        `Counted` has the bounded sample, and ±`half` by group: its mean is the count.
+        `Counted` has the bounded sample, and `half` for these groups, -`half` for all
+        others: their mean tells the share of norms within a threshold.
         """
         bound = self.estimator.bound_fn()
 

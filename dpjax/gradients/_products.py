@@ -323,10 +323,11 @@ def product_at(
 
 
 def convolution_at(equation: Any, image: Image, place: Place) -> Product | None:
-    """Returns the `Product` by which a convolution uses its kernel, or None.
+    """Returns the `Product` by which a convolution uses its kernel, a parameter.
 
-    The kernel follows from a parameter by the moves of `image`; `place` finds the
-    equation in the program. The gradient is then stored as patches and cotangents.
+    The gradient is then stored as patches of the input and cotangents. It is stored in
+    full, for None, with batch groups, mixed dtypes or a sharding. `image` has the
+    transposes and reshapes from parameter to kernel; `place` finds the equation.
     """
     params = equation.params
     if not is_ordinary(equation) or params["batch_group_count"] > 1:
@@ -430,11 +431,12 @@ class MatrixProducts(Factors):
         return squared_norm_of_matrices(left, right, inverse_unit)
 
     def add(self, total, influence, in_turn) -> jax.Array:
-        """Adds n samples, or `influence` of each, to `total` (G, p, q), of G groups.
+        """Returns `total` (G, p, q) plus n samples, or plus `influence` of each.
 
-        Each sample is first summed over its T positions: in one sum over samples and
-        positions, terms that cancel within a sample would add rounding errors. For
-        T = 1 none cancel. in_turn, for other kinds of leaves, is ignored.
+        A sample has G matrices, such as one for each group of channels. It is first
+        summed over its T positions: in one sum over samples and positions, terms that
+        cancel within a sample would add rounding errors. For T = 1 none cancel.
+        in_turn, for other kinds of leaves, is ignored.
         """
         left, right = self.numbers
         if left.shape[2] == 1 and influence is None:

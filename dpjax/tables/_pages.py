@@ -263,7 +263,10 @@ def _rows(panels: Iterable[_Panel]) -> Iterator[list[_Panel]]:
 def _draw(
     panel: Any, shape: Shape, colors: tuple[str, ...], band: np.ndarray | None
 ) -> list[Any]:
-    """Draws a shape and intervals `band` (2, m) on axes; returns lines for a legend."""
+    """Draws a column's effect on `panel`; returns lines, by output, for a legend.
+
+    It is a curve, or bars of categories, at m numbers, with intervals `band` (2, m).
+    """
     panel.set_prop_cycle(color=colors)
     is_known = np.zeros(len(shape.grid), bool)
     if band is not None:

@@ -188,7 +188,11 @@ class Perturbation(NamedTuple):
         return 8 * objective.rounding(self.convexity, params_norm, noise_norm)
 
     def stats(self, gradient_norm: float, output_stddev: float) -> dict[str, Scalar]:
-        """Returns the public numbers of a release, for the stats of its `Solution`."""
+        """Returns public numbers for the stats of a `Solution`.
+
+        gradient_norm is the public bound on the gradient where the solver stops, and
+        output_stddev of the noise that is added to the params for it.
+        """
         return {
             "stddev": self.stddev,
             "regularization": self.regularization,

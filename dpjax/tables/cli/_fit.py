@@ -200,9 +200,9 @@ def compare(
 ) -> list[Score]:
     """Returns test scores of models of a public data set: they show privacy's cost.
 
-    The last are of `private`, the result of `train_private`. Before it come the best
-    constant and a linear model, both without privacy; and, if the plan has curves or
-    other arguments, a plain linear model at the same budget. `on_step` shows progress.
+    In order: the best constant and a linear model, both without privacy; a private
+    linear model with the same budget, unless the plan is one; and `private`, the model
+    that `train_private` has fitted by the plan. `on_step` shows progress.
     """
     linear = dataclasses.replace(plan, arguments={})
     exact = dataclasses.replace(linear, budget=Budget(NO_PRIVACY, plan.budget.delta))
