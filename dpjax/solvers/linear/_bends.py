@@ -43,19 +43,23 @@ def with_bends(
     """
     bends = kind.bends
     assert bends is not None
-    columns, weights = examples.features, examples.weights
+    columns, weights, axis_name = examples.features, examples.weights, kind.axis_name
     k, m = len(bends.places), len(bends.knots) - 1
+
+    heights = by_block(
+        lambda _, rows: bends(rows), (), columns, width=k * m, axis_name=axis_name
+    )
 
     def products(moments: jax.Array, record: tuple[jax.Array, jax.Array]) -> jax.Array:
         row, weight = record
-        values = bends(row[None]).reshape(k, m)
+        values = row.reshape(k, m)
         neighbors = values[:, 1:] * values[:, :-1]
         entries = jnp.concatenate([values, values**2, neighbors], axis=1)
         return weight * jnp.sum(moments * entries)
 
     clipping = SetClipping(math.sqrt(2 * k), math.sqrt(2))
     shape = jnp.zeros((k, 3 * m - 1), weights.dtype)
-    args = clipping, (columns, weights), multiplier, key, kind.axis_name
+    args = clipping, (heights, weights), multiplier, key, axis_name
     means = noisy_mean(*args, product=products, weights=shape)
     noise = clipping.noise_parameters(multiplier, len(weights), shape.size)["stddev"]
     # All numbers below are released.
@@ -84,15 +88,10 @@ def with_bends(
     mirror = mirror / jnp.linalg.norm(mirror, axis=1, keepdims=True)
     reflection = jnp.eye(m)[None] - 2 * jnp.einsum("ki,kj->kij", mirror, mirror)
     maps = jnp.einsum("kij,kjl->kil", inverse, reflection[:, :, 1:])
-    bent = centers.reshape(-1), jax.scipy.linalg.block_diag(*maps)
-
-    def z_of(bent: tuple[jax.Array, jax.Array], columns: jax.Array) -> jax.Array:
-        center, matrix = bent
-        values = bends(columns) - center[None, :]
-        return jnp.matmul(values, matrix, precision=jax.lax.Precision.HIGHEST)
-
-    functions = by_block(z_of, bent, columns, width=k * m, axis_name=kind.axis_name)
-    center = jnp.concatenate([white.center, bent[0]])
-    matrix = jax.scipy.linalg.block_diag(white.matrix, bent[1])
+    center, own = centers.reshape(-1), jax.scipy.linalg.block_diag(*maps)
+    shifted = heights - center[None, :]
+    functions = jnp.matmul(shifted, own, precision=jax.lax.Precision.HIGHEST)
+    center = jnp.concatenate([white.center, center])
+    matrix = jax.scipy.linalg.block_diag(white.matrix, own)
     joined = Whitening(center, matrix, white.share_kept)
     return joined, jnp.concatenate([z, functions], axis=1)
