@@ -147,9 +147,10 @@ CASES: dict[str, Build] = {
     ),
     "dp_linear_model_features": _dp_linear_model_features,
     # The label of a record beyond the last knot turns, the others are zeros. By their
-    # number knots are fine, or chosen: then two models are fitted, which is slow. The
-    # other one has coarse knots, whose hat functions have moments of their own.
+    # number knots are fine, or coarse with moments of their own, or chosen: then both
+    # models are fitted, which is slow.
     "dp_additive_model": lambda: _turned_beyond(400),
+    "dp_additive_model_bends": lambda: _turned_beyond(310),
     "dp_additive_model_choice": lambda: _turned_beyond(1_000, num_releases=3_000),
     # The same in a sample of three quarters of them. The claim is at 0.01.
     "dp_additive_model_sample": lambda: _turned_beyond(440, max_records=330),

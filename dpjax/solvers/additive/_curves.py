@@ -45,7 +45,7 @@ LABEL_RECORDS = (12.0, 17.0), (5.0, 100.0)
 # The same for coarse knots whose hat functions have second moments of their own, which
 # then are more exact, but without their correlations with other columns. It is the
 # same for any number of classes.
-BEND_RECORDS = 160.0, 50.0
+BEND_RECORDS = 40.0, 50.0
 
 
 def is_seen(num_samples: int, num_functions: int, noise_multiplier: float) -> bool:

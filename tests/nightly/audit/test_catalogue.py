@@ -28,7 +28,7 @@ SHOWN = """
 0.3 dp_gradient_descent_trimmed dp_linear_model_features
 0.35 dp_quantile
 0.4 dp_center_and_scale
-0.45 dp_linear_model_sample
+0.45 dp_linear_model_sample dp_additive_model_bends
 0.5 dp_mean dp_group_means dp_gradient_descent_poisson
   dp_gradient_descent_without_replacement dp_gradient_descent_bins
   dp_iterative_hard_thresholding dp_sparse_linear_regression_scaled

@@ -101,7 +101,7 @@ def test_bends_are_white_and_beside_their_lines():
 
 
 def test_labels_have_split_curves_where_records_suffice():
-    sizes = [_curves.may_be_split(n, 9, 4, 2.0) for n in (6_200, 6_300)]
+    sizes = [_curves.may_be_split(n, 9, 4, 2.0) for n in (2_000, 2_300)]
     assert sizes == [False, True]
     rng = np.random.default_rng(0)
     features = np.c_[rng.normal(size=(4_000, 2)), np.ones(4_000)]
