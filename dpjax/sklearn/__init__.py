@@ -5,8 +5,10 @@
     model = DPLogisticRegression(epsilon=1.0, classes=["no", "yes"]).fit(X, y)
     model.predict(X_new), model.coef_, print(model.privacy_)
 
-Columns may be in any units, such as dollars and years, and coefficients are in your
-units. With `intervals=True` linear models have standard errors, and `summary()`.
+Columns may be in any units, such as dollars and years. Their centers and scales are
+released with a share of the privacy budget, unless `feature_ranges` and `target_range`
+give public ranges. Coefficients are in your units. With `intervals=True` linear models
+have standard errors, and `summary()`.
 
 All attributes that `fit` sets are (epsilon, delta)-DP under replace-one, for every
 input. The number of records and the number and names of columns are public. Values

@@ -55,8 +55,9 @@ class _Additive(LinearEstimator):
 
     def _fit_scores(self, loss, features, targets, weights, offsets=None, **release):
         """Releases a curve for each numeric column and a weight for each category."""
-        # Features (n, d) have categories as indices. It sets `_curves`, for `predict`,
-        # and with `intervals` their errors.
+        # `fit` calls it with features (n, d) in the user's units, categories as
+        # indices, other arrays (n,) as `loss` takes them, key and noise multiplier. It
+        # sets `_curves`, for `predict`, and with `intervals` their errors.
         is_number = self._is_number
         # Numbers are standardized; categories are one-hot and need no scale.
         low, high = (ends[is_number] for ends in _tables.ranges_of(self))

@@ -452,6 +452,10 @@ TABLE = r"""
 ? float(solvers.dp_histogram(jnp.tile(jnp.array([0.5, 1.5]), 500), key=key,
 ? epsilon=100.0, delta=1e-5, edges=[0.0, 1.0, 2.0]).standard_errors[0]) > 15
 @ tests/unit/solvers/test_quantile.py
+= one of several quantiles has half the noise
+~ chosen = choose(mechanism, own_key, scores, epsilon{{ / 2|}})
+? 'own_key, scores, epsilon / 2)' in __import__('inspect').getsource(
+? solvers.statistics._quantile)
 = a quantile's interval without the sampling part
 ~ sampling = {{num_samples|0}} * shares * (1 - shares)
 ~

@@ -165,22 +165,18 @@ def dp_additive_model(
     ):
         return solution
     total, privacy = noise_of(epsilon, delta, noise_multiplier, num_samples)
-    knots = knots_of(table.loss, num_samples, num_columns, len(bent), total)
-    if intervals:
-        knots = banded_knots_of(num_samples, num_columns, len(bent), total)
-    column = table.column
+    sizes, column = (num_samples, num_columns, len(bent), total), table.column
+    knots = banded_knots_of(*sizes) if intervals else knots_of(table.loss, *sizes)
     kind, examples = problem(table, offsets, weights, max_weight)
     del data, table
     terms = Terms(kind, num_columns, bent, column, knots, intervals)
     straight = terms._replace(knots=())
-    sizes = num_samples, num_columns, len(bent), total
     if bent and kind.has_labels and not intervals and may_be_split(*sizes):
         straight = terms._replace(knots=COARSE, is_split=True)
         terms = terms if knots == FINE else straight
     # With a log link, and for split curves, public numbers alone decide.
-    may_choose = kind.has_labels or not kind.loss.has_log_link
+    may_choose = not (kind.loss.has_log_link or terms.is_split)
     may_choose &= is_seen(num_samples, terms.num_functions, total)
-    may_choose &= not terms.is_split
     if intervals or not (terms.knots and may_choose):
         fitted = _all_terms(terms, examples, key, total, execution)
         return Solution(fitted[0], privacy, *fitted[1:])

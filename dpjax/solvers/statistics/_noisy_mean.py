@@ -59,7 +59,11 @@ WEIGHTED = SetClipping(2 / math.sqrt(3), 1.0)
 
 
 def one_gaussian(
-    epsilon: float, delta: float, num_samples: int, unit: str = "record", num_releases=1
+    epsilon: float,
+    delta: float,
+    num_samples: int,
+    unit: str = "record",
+    num_releases: int = 1,
 ) -> tuple[float, PrivacyGuarantee]:  # multiplier, guarantee
     """Returns the multiplier and guarantee of Gaussian releases that share a budget.
 

@@ -169,7 +169,10 @@ def test_a_file_in_which_a_cell_takes_its_neighbours(commands, monkeypatch, faul
     lines, name = test_commands.plain(), "linear model"
     if fault == "rows":  # as most readers have it, a sheet has no blank rows
         rows = _csv._rows
-        some = lambda *given: (x.filter(x != "") for x in rows(*given))  # noqa: E731
+
+        def some(path, decimal):
+            return (x.filter(x != "") for x in rows(path, decimal))
+
         monkeypatch.setattr(_csv, "_rows", some)
         odd, encode, name = "", test_commands.as_sheet, "sheet"
     elif fault == "bytes":  # a line end of UTF-16 is found in halves of two characters

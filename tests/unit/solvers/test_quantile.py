@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -189,9 +190,10 @@ def test_neighbours_move_all_choices_of_several_by_their_price(
     @jax.jit
     def release(key, tables):
         static = "exponential", quantiles, True
-        inner = _quantile._with_errors.__wrapped__
-        one = lambda table: inner(static, key, table, EDGES.astype(dtype), 1.0)  # noqa: E731
-        return jax.vmap(one, axis_name="tables")(tables)
+        inner = partial(_quantile._with_errors.__wrapped__, static, key)
+        edges = EDGES.astype(dtype)
+        axes = {"in_axes": (0, None, None), "axis_name": "tables"}
+        return jax.vmap(inner, **axes)(tables, edges, 1.0)
 
     monkeypatch.setattr(_quantile, "choose", choose)
     monkeypatch.setattr(_quantile, "_NUM_CELLS", 9)  # records are at ends of parts
