@@ -49,10 +49,7 @@ class Source:
         """Returns the file's columns by name."""
         if path.suffix == ".zip":
             return _blog_feedback(path, self.header)
-        text = gzip.decompress(path.read_bytes())
-        if self.header:
-            return dict(zip(self.header, _numbers(text).T, strict=True))
-        return read_columns(text)
+        return read_columns(gzip.decompress(path.read_bytes()))
 
 
 def load(name: str) -> Dataset:
@@ -151,27 +148,6 @@ _CREDIT_DEFAULT = {
     **{f"EDUCATION_{code}": _FLAG for code in range(7)},
     **{f"MARRIAGE_{code}": _FLAG for code in range(4)},
 }
-# Eleven numbers of each of seven days, in the order of the file, which has no header.
-# Counts keep their tails: they are only divided. Levels, rates and mean lengths stay
-# as they are.
-_COUNT, _RATE = Numeric(scale=1_000), Numeric()
-_KINDS = {
-    **{"created-discussions": _COUNT, "author-increase": _COUNT},
-    **{"attention-by-authors": _RATE, "burstiness": _RATE, "atomic-containers": _COUNT},
-    **{"attention-by-contributions": _RATE, "contribution-sparseness": _RATE},
-    **{"author-interaction": _RATE, "authors": _COUNT, "discussion-length": _RATE},
-    "active-discussions": _COUNT,
-}
-_TWITTER = {f"{name}-{day}": kind for name, kind in _KINDS.items() for day in range(7)}
-# f1 to f98 are of radar, in decibels and ratios, f99 to f174 of light, on two days.
-_WINNIPEG = {f"f{index}": Numeric(scale=10) for index in range(1, 175)}
-_NUM_SONGS = 463_715  # for training, of the archive's split: no artist is in both parts
-# Twelve means of the timbre and 78 covariances, in the order of the file, which has no
-# header; they keep their tails.
-_YEAR_PREDICTION = {
-    **{f"timbre-mean-{index}": Numeric(scale=50) for index in range(1, 13)},
-    **{f"timbre-covariance-{index}": Numeric(scale=1_000) for index in range(1, 79)},
-}
 _UCI = "UCI Machine Learning Repository"
 _ARCHIVE = "https://archive.ics.uci.edu/dataset"
 
@@ -220,46 +196,5 @@ SOURCES = {
         ),
         is_positive=lambda default: default > 0.5,
         source=f"{_UCI}, doi 10.24432/C55S3H",
-    ),
-    # The mean number of active discussions of a topic in the two weeks after the seven
-    # days that the features tell of. F. Kawala, A. Douzal-Chouakria, E. Gaussier and E.
-    # Dimert, Prédictions d'activité dans les réseaux sociaux en ligne (2013); 004,
-    # section 6.
-    "twitter": Source(
-        path="twitter/Twitter.data.gz",
-        how=f"Take the package of {_ARCHIVE}/248/buzz+in+social+media, and compress "
-        "regression/Twitter/Twitter.data of it with gzip.",
-        schema=_TWITTER,
-        target=("target", "1,000 discussions"),
-        unit=1_000,
-        header=(*_TWITTER, "target"),
-        source=f"{_UCI}, data set 248",
-    ),
-    # Wheat or another of seven crops (the paper does not say which classes it took), in
-    # blocks of a hundred neighbors, which are alike. I. Khosravi and S. K. Alavipanah,
-    # A random forest-based framework for crop mapping using temporal, spectral,
-    # textural and polarimetric observations (2019); 004, section 6.
-    "winnipeg": Source(
-        path="winnipeg/WinnipegDataset.txt.gz",
-        how=f"Take the package of {_ARCHIVE}/525/crop+mapping+using+fused+optical+radar"
-        "+data+set, and compress WinnipegDataset.txt of it with gzip.",
-        schema=_WINNIPEG,
-        target=("label", "+1 for wheat, else -1"),
-        is_positive=lambda label: label == 6,
-        is_test=lambda columns: every_fifth(_size(columns), block_size=100),
-        source=f"{_UCI}, data set 525",
-    ),
-    # The paper does not say where it cut. T. Bertin-Mahieux, D. P. W. Ellis, B. Whitman
-    # and P. Lamere, The Million Song Dataset (2011); 004, section 6.
-    "year_prediction": Source(
-        path="year_prediction/YearPredictionMSD.txt.gz",
-        how=f"Take the package of {_ARCHIVE}/203/yearpredictionmsd, and compress "
-        "YearPredictionMSD.txt of it with gzip.",
-        schema=_YEAR_PREDICTION,
-        target=("year", "+1 for a song of 2000 or later, else -1"),
-        is_positive=lambda year: year >= 2000,
-        header=("year", *_YEAR_PREDICTION),
-        is_test=lambda columns: np.arange(_size(columns)) >= _NUM_SONGS,
-        source=f"{_UCI}, data set 203",
     ),
 }

@@ -6,10 +6,10 @@ weights fall like 1/j and have norm one, so that zero has an excess risk of 1/2.
 
 import math
 import time
+from collections.abc import Callable
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -45,11 +45,14 @@ def _cell(place: record.Place) -> record.Found:
     start = time.perf_counter()
     root = jax.random.fold_in(jax.random.key(SEED), num_features)
     root = jax.random.fold_in(root, round(10 * tail_index))
+    setting = Setting(NUM_SAMPLES, num_features, epsilon=EPSILON)
+    draw = partial(_draw, tail_index=tail_index)
+    problem = ProblemKind(draw, losses.squared)
     pairs = [jax.random.split(k) for k in jax.random.split(root, REPETITIONS)]
-    runs = [(_draw(one, tail_index, num_features), key) for one, key in pairs]
+    tasks = [Task(problem, setting, draw(one, setting), key) for one, key in pairs]
     rows = {}
-    for method, fits in _methods(tail_index, num_features).items():
-        excess = [[_excess(fit(*one), one[0]) for one in runs] for fit in fits]
+    for method, fits in _methods(num_features).items():
+        excess = [[_excess(fit, task) for task in tasks] for fit in fits]
         # The best in hindsight, where there are several settings.
         best = excess[np.argmin(np.mean(excess, axis=1))]
         row = {"settings": len(fits), "excess": best}
@@ -59,9 +62,10 @@ def _cell(place: record.Place) -> record.Found:
     return rows, {}
 
 
-def _draw(key: jax.Array, tail_index: float, num_features: int) -> Sample:
+def _draw(key: jax.Array, setting: Setting, tail_index: float) -> Sample:
     first, second, third = jax.random.split(key, 3)
     scale = 1 / math.sqrt(tail_index / (tail_index - 2))
+    num_features = setting.num_features
     features = scale * jax.random.t(first, tail_index, (NUM_SAMPLES, num_features))
     noise = scale * jax.random.t(second, tail_index, (NUM_SAMPLES,))
     signs = jax.random.rademacher(third, (num_features,), jnp.float32)
@@ -71,30 +75,20 @@ def _draw(key: jax.Array, tail_index: float, num_features: int) -> Sample:
     return Sample(data, data, params)
 
 
-def _excess(params: jax.Array, sample: Sample) -> float:
-    value = float(jnp.sum((params - sample.true_params) ** 2) / 2)
+def _excess(fit: Callable[[Task], solvers.Solution], task: Task) -> float:
+    params = fit(task._replace(key=jax.random.clone(task.key))).params
+    value = float(jnp.sum((params - task.sample.true_params) ** 2) / 2)
     return value if math.isfinite(value) and value < 1e9 else 1e9  # as JSON has it
 
 
-def _methods(tail_index, num_features):
+def _methods(num_features: int) -> dict[str, list[Callable[[Task], solvers.Solution]]]:
     """Returns each method at all of its settings."""
-    setting = Setting(NUM_SAMPLES, num_features, epsilon=EPSILON)
-    draw = lambda key, _: _draw(key, tail_index, num_features)  # noqa: E731
-    problem = ProblemKind(draw, losses.squared)
-
-    def untuned(sample: Sample, key: jax.Array, **options: Any) -> jax.Array:
-        budget = {"epsilon": setting.epsilon, "delta": setting.delta}
-        solve = partial(solvers.dp_linear_model, **budget, **options)
-        return solve("squared", sample.data, key=key).params
-
-    def descent(name: str, options: Any, sample: Sample, key: jax.Array) -> jax.Array:
-        task = Task(problem, setting, sample, jax.random.clone(key))
-        return METHODS[name].solve(task, **options).params
-
-    zero = lambda sample, key: jnp.zeros(num_features)  # noqa: E731
-    found: dict[str, list[Any]] = {ZERO: [zero], NOTHING_TO_SET: [untuned]}
+    names = {ZERO: ZERO, NOTHING_TO_SET: "nothing to set"}
+    names |= {name: name for name in (CLIPPING, TRUNCATION)}
+    found = {
+        name: [partial(METHODS[one].solve, **x) for x in METHODS[one].candidates]
+        for name, one in names.items()
+    }
     if num_features > 10:
-        found[SELECTION] = [partial(untuned, max_features=10)]
-    for name in (CLIPPING, TRUNCATION):
-        found[name] = [partial(descent, name, x) for x in METHODS[name].candidates]
+        found[SELECTION] = [partial(METHODS["nothing to set"].solve, max_features=10)]
     return found

@@ -11,8 +11,6 @@ from benchmarks.figures.panel import Panel, Setting
 _EPSILONS_001 = (0.1, 0.5, 1.0)
 _EPSILONS = (0.5, 1.0, 2.0, 4.0)
 _BASELINES = ("zero", "DP-GD, best clipping")
-# Run again for the band from best to worst, which every figure has here.
-REPEATS = {"001-5": "001-1", "001-6": "001-2"}
 
 _FULL = "RGD", *_BASELINES, "Algorithm 4, tight", "Algorithm 4, paper"
 # The printed noise is of full gradients: there is no "paper" for batches.
@@ -125,11 +123,8 @@ def _sparse_panels(figure, problem, methods, num_samples) -> list[Panel]:
 # Of 004's figures 3 and 4: data, how many records, and whose place they take.
 _REAL_004 = {
     "3a": ("BlogFeedback", 40_000, ""),
-    "3b": ("Twitter", 400_000, ""),
     "3c": ("Belgian motor", 120_000, "Twitter"),
     "3d": ("RAND HIE", 16_000, "Twitter"),
-    "4a": ("Winnipeg", 240_000, ""),
-    "4b": ("Year Prediction", 400_000, ""),
     "4c": ("credit default", 24_000, "Winnipeg"),
     "4d": ("Adult in the l1 ball", 30_000, "Year Prediction"),
 }
@@ -280,11 +275,11 @@ def panels() -> dict[str, Panel]:
 
 
 def figures() -> dict[str, list[Panel]]:
-    """Returns the panels of every figure, in the same order; none for REPEATS."""
-    found = {name: [] for name in REPEATS}
+    """Returns the panels of every figure, in the same order."""
+    found: dict[str, list[Panel]] = {}
     for panel in panels().values():
         found.setdefault(panel.figure, []).append(panel)
-    return dict(sorted(found.items(), key=lambda item: _order(item[0])))
+    return found
 
 
 def _order(figure: str) -> tuple[str, int]:

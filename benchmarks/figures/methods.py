@@ -250,9 +250,9 @@ def _localized(task, *, is_one_pass, is_pure=False, moment_order) -> Solution:
         return _zero(task)
 
 
-def _linear_model(task: Task) -> Solution:
+def _linear_model(task: Task, **options: Any) -> Solution:
     loss = "squared" if task.problem.loss_fn is losses.squared else "logistic"
-    options = {"key": task.key, "intercept": None, **task.budget}
+    options |= {"key": task.key, "intercept": None, **task.budget}
     return solvers.dp_linear_model(loss, task.sample.data, **options)
 
 

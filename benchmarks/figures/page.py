@@ -8,8 +8,8 @@ from pathlib import Path
 import polars as pl
 
 from benchmarks import page
-from benchmarks.figures.catalogue import REPEATS, panels
 from benchmarks.figures.catalogue import figures as all_figures
+from benchmarks.figures.catalogue import panels
 from benchmarks.figures.draw import draw, read
 from benchmarks.figures.panel import Panel, Size
 from benchmarks.page import number, table
@@ -63,8 +63,6 @@ def _figures(tables, output, files) -> Iterator[str]:
             paper = figure[:3]
             yield f"## {paper}: {PAPERS[paper]}"
         yield f"### Figure {figure}"
-        if figure in REPEATS:
-            yield f"The paper repeats figure {REPEATS[figure]}, with bands."
         measured = [one for one in chosen if one.name in tables]
         if measured:
             files.append(output / "plots" / "figures" / f"{figure}.png")

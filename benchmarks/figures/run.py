@@ -19,7 +19,7 @@ import numpy as np
 import polars as pl
 
 from benchmarks.figures import page
-from benchmarks.figures.catalogue import REPEATS, figures, panels
+from benchmarks.figures.catalogue import panels
 from benchmarks.figures.draw import draw, read
 from benchmarks.figures.methods import METHODS, Task
 from benchmarks.figures.panel import Panel, Setting, Size
@@ -207,11 +207,8 @@ def main(part, **options):
     """Runs the command."""
     if part != "list":
         return run(**options) if part == "run" else page.write(**options)
-    for name, chosen in figures().items():
-        if name in REPEATS:
-            print(f"{name}   repeats {REPEATS[name]}")
-        for panel in chosen:
-            print(f"{panel.name}  {panel.title} ({panel.metric})")
+    for panel in panels().values():
+        print(f"{panel.name}  {panel.title} ({panel.metric})")
     return []
 
 
@@ -223,13 +220,10 @@ def run(name: str, full: bool, repeats: int | None, seed: int, out: Path) -> lis
     chosen = [panel.at(Size.FULL if full else Size.QUICK) for panel in find(name)]
     if repeats is not None:
         chosen = [dataclasses.replace(one, repetitions=repeats) for one in chosen]
-    first = original(name)
-    plot = out / f"{first}.png"
+    plot = out / f"{name}.png"
     names = [plot.name, *(f"{panel.name}.csv" for panel in chosen)]
     _files.check_folder("--out", out, names=names)
     _files.check_folder("--out", out / CELLS)
-    if first != name:
-        print(f"{name} repeats {first}, which is run")
 
     def on_cell(done: int, of: int) -> None:
         print(f"{done} of {of} cells", flush=True)
@@ -239,14 +233,8 @@ def run(name: str, full: bool, repeats: int | None, seed: int, out: Path) -> lis
     return [*tables, plot]
 
 
-def original(name: str) -> str:
-    """Returns the figure or panel that a repeat stands for, else the name."""
-    return REPEATS.get(name[:5], name[:5]) + name[5:]
-
-
 def find(name: str) -> list[Panel]:
-    """Returns the panels of a figure, or the one of that name, or those of a repeat."""
-    first = original(name)
-    found = [one for one in panels().values() if first in (one.name, one.figure)]
+    """Returns the panels of a figure, or the one of that name."""
+    found = [one for one in panels().values() if name in (one.name, one.figure)]
     _validate.require(bool(found), "NAME", name, "one that `figures list` shows")
     return found

@@ -1,11 +1,10 @@
 """The peers: one private gradient, without its noise, by other means than dpjax's.
 
 Each maps `(loss_fn, params, batch)` to what `Method.make` returns: the mean over the
-batch, clipped to norm 1 or truncated by the same threshold.
+batch, clipped to norm 1.
 """
 
 import warnings
-from functools import partial
 
 import jax
 import numpy as np
@@ -139,30 +138,3 @@ def opacus(loss_fn, params, batch, *, model, is_ghost):
         return [parameter.grad for parameter in net.parameters()]
 
     return step, ()
-
-
-def numpy_mlp(_, params, batch, *, threshold):
-    """Truncates the MLP's gradients by hand, one sample's at a time."""
-    params = {name: np.array(x) for name, x in params.items()}
-    settings = *(np.array(x) for x in batch), threshold
-    return partial(_numpy_mlp, params, *settings), ()
-
-
-def _numpy_mlp(params, features, labels, threshold):
-    hidden = np.maximum(features @ params["w1"] + params["b1"], 0)
-    logits = hidden @ params["w2"] + params["b2"]
-    logits = np.exp(logits - logits.max(axis=1, keepdims=True))
-    errors = logits / logits.sum(axis=1, keepdims=True)
-    errors[np.arange(len(labels)), labels] -= 1
-    inner = (errors @ params["w2"].T) * (hidden > 0)
-
-    def truncate(x):
-        return np.where(np.abs(x) <= threshold, x, np.float32(0))
-
-    total = {name: np.zeros_like(x) for name, x in params.items()}
-    for x, h, error, delta in zip(features, hidden, errors, inner, strict=True):
-        total["w1"] += truncate(np.multiply.outer(x, delta))
-        total["w2"] += truncate(np.multiply.outer(h, error))
-        total["b1"] += truncate(delta)
-        total["b2"] += truncate(error)
-    return {name: x / len(labels) for name, x in total.items()}

@@ -119,9 +119,6 @@ def gradient_methods(model, batch_size, microbatch_sizes, *, leave=()):
         for name, is_ghost in ((HOOKS, False), (GHOST, True)):
             options = {"model": model, "is_ghost": is_ghost}
             methods.append(peer(name, peers.opacus, "opacus", **options))
-    if model == "mlp":
-        how = "NumPy, Truncation by hand", peers.numpy_mlp, "numpy"
-        methods.append(peer(*how, threshold=THRESHOLD))
     return [method for method in methods if method.name not in leave]
 
 

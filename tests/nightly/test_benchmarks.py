@@ -198,11 +198,7 @@ def test_the_peers_compute_our_gradient(model):
     assert np.abs(clipped).max() > 0.01
     cases = [(peers.optax_aggregate, {}, clipped)]
     if model == "mlp":
-        mean, truncation = estimators.Mean(), estimators.Truncation(0.01)
-        cases += [
-            (peers.plain, {}, gradient_of(setting, mean)),
-            (peers.numpy_mlp, {"threshold": 0.01}, gradient_of(setting, truncation)),
-        ]
+        cases.append((peers.plain, {}, gradient_of(setting, estimators.Mean())))
     if importlib.util.find_spec("jax_privacy") is not None:
         cases.append((peers.jax_privacy, {"microbatch_size": 2}, clipped))
     if importlib.util.find_spec("opacus") is not None:
@@ -229,8 +225,8 @@ WRONG = {f"{part} {x}": words for part in PARTS for x, words in WRONG.items()} |
     "run --out cpu.txt": "--out must be a file that ends in",
     "report none": "page = 'none': must be one of",
     "figures run 004-12": "NAME must be one that",
-    "figures run 001-5x": "NAME must be one that",
-    "figures run 001-51": "NAME must be one that",
+    "figures run 001-1x": "NAME must be one that",
+    "figures run 001-11": "NAME must be one that",
     "figures run 004-1b --repeats 0": "--repeats must be",
     "figures run 004-1b --seed -1": "--seed must be",
     "figures run 004-1b --out file": "--out must be a folder",

@@ -37,47 +37,6 @@ def test_data_sets_of_the_archive_have_their_sizes_and_units(name):
         assert targets.mean() == pytest.approx(mean, rel=1e-5)
 
 
-# In the form of the archive's files, which are not on every machine: the file, a
-# header, a line, and how many.
-CROPS = ["label", *map("f{}".format, range(1, 175))]
-TWEETS = {"created-discussions-0": 1.0, "author-increase-6": 1.013}
-TWEETS |= {"attention-by-authors-0": 1014.0, "active-discussions-6": 1.076}
-IN_FORM = {
-    "twitter/Twitter.data.gz": (
-        *([], lambda line: [1000.0 * (line + 1) + i for i in range(78)], 20),
-        *(((16, 78), (4, 78), "regression"), TWEETS, [1.077]),
-    ),
-    "winnipeg/WinnipegDataset.txt.gz": (
-        *(CROPS, lambda line: [line % 7 + 1, *(10.0 * i for i in range(1, 175))], 600),
-        ((500, 175), (100, 175), "classification"),
-        *({"f1": 1, "f174": 174}, [-1, -1, -1, -1, -1, 1, -1]),
-    ),
-    "year_prediction/YearPredictionMSD.txt.gz": (
-        *([], lambda line: [1998 + line % 4, *[50.0] * 12, *[-2000.0] * 78], 8),
-        ((6, 91), (2, 91), "classification"),
-        *({"timbre-mean-12": 1, "timbre-covariance-78": -2}, [-1, -1, 1, 1]),
-    ),
-}
-
-
-@pytest.mark.parametrize("path", IN_FORM)
-def test_files_in_the_form_of_the_archive_are_read(path, tmp_path, monkeypatch):
-    header, line, count, form, cells, targets = IN_FORM[path]
-    place = tmp_path / path
-    place.parent.mkdir(parents=True)
-    lines = [header] * bool(header) + [line(i) for i in range(count)]
-    text = "\n".join(",".join(map(str, row)) for row in lines) + "\n"
-    place.write_bytes(gzip.compress(text.encode()))
-    monkeypatch.setenv("DPJAX_DATA", str(tmp_path))
-    monkeypatch.setattr(sources, "_NUM_SONGS", 6)
-    data = sources.load(place.parent.name)
-    assert (data.features.shape, data.test_features.shape, data.task) == form
-    first = dict(zip(data.feature_names, data.features[0].tolist(), strict=True))
-    expected = cells | {"intercept": 1}
-    assert {name: first[name] for name in expected} == pytest.approx(expected)
-    assert data.targets[: len(targets)].tolist() == pytest.approx(targets)
-
-
 @pytest.mark.parametrize("name", sources.SOURCES)
 def test_a_missing_file_says_how_to_obtain_it(name, tmp_path, monkeypatch):
     monkeypatch.setenv("DPJAX_DATA", str(tmp_path))

@@ -2,7 +2,6 @@
 
 import re
 
-import jax.numpy as jnp
 import numpy as np
 from matplotlib.figure import Figure
 from PIL import Image
@@ -110,8 +109,8 @@ def test_winners_are_measured(tmp_path, monkeypatch):
     sizes = {"NUM_SAMPLES": 200, "NUM_FEATURES": (2,), "TAIL_INDICES": (3.0,)}
     for name, value in (sizes | {"REPETITIONS": 2}).items():
         monkeypatch.setattr(winners, name, value)
-    methods = lambda _, d: {"zero": [lambda *run: jnp.zeros(d)]}  # noqa: E731
-    monkeypatch.setattr(winners, "_methods", methods)
+    methods = {"zero": [winners.METHODS["zero"].solve]}
+    monkeypatch.setattr(winners, "_methods", lambda num_features: methods)
     winners.run(tmp_path / "winners.json")
     ((place, row),) = record.read(tmp_path / "winners.json").rows.items()
     assert place == (3.0, 2, "zero")
