@@ -30,7 +30,6 @@ class Source:
         target: the column of the targets, and their unit in words.
         unit: what targets are divided by, in a regression.
         is_positive: says which values of the target are one class, the other class.
-        header: the names of the columns, where the file has none.
         is_test: a function of the columns that marks the test records.
     """
 
@@ -40,7 +39,6 @@ class Source:
     target: tuple[str, str]
     unit: float = 1.0
     is_positive: Callable[[np.ndarray], np.ndarray] | None = None
-    header: tuple[str, ...] = ()
     is_test: Callable[[Columns], np.ndarray] = lambda x: every_fifth(_size(x))
     source: str
     licence: str = "CC BY 4.0"
@@ -48,7 +46,7 @@ class Source:
     def read(self, path: Path) -> Columns:
         """Returns the file's columns by name."""
         if path.suffix == ".zip":
-            return _blog_feedback(path, self.header)
+            return _blog_feedback(path)
         return read_columns(gzip.decompress(path.read_bytes()))
 
 
@@ -82,12 +80,13 @@ def _numbers(text: bytes) -> np.ndarray:
         return np.atleast_2d(np.genfromtxt(io.BytesIO(text), **options))
 
 
-def _blog_feedback(path: Path, header: tuple[str, ...]) -> Columns:
+def _blog_feedback(path: Path) -> Columns:
     """Reads an archive: the training file, then the files of the test days."""
     with zipfile.ZipFile(path) as archive:
         days = sorted(name for name in archive.namelist() if "test" in name)
         train = _numbers(archive.read("blogData_train.csv"))
         test = _numbers(b"".join(archive.read(day) for day in days))
+    header = (*_BLOG_FEEDBACK, "target")
     columns = dict(zip(header, np.vstack([train, test]).T, strict=True))
     return columns | {"is_test": np.arange(len(train) + len(test)) >= len(train)}
 
@@ -176,7 +175,6 @@ SOURCES = {
         schema=_BLOG_FEEDBACK,
         target=("target", "10 comments"),
         unit=10,
-        header=(*_BLOG_FEEDBACK, "target"),
         is_test=lambda columns: columns["is_test"],
         source=f"{_UCI}, doi 10.24432/C58S3F",
     ),

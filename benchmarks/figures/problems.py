@@ -156,9 +156,6 @@ def _accelerated(loss_fn, project, start, data, num_steps=200) -> jax.Array:
     return params
 
 
-METRICS = ("excess risk", "excess test risk", "risk", "test risk", "estimation error")
-
-
 @partial(jax.jit, static_argnums=(0, 1))
 def measure(metric, problem, params, best, sample) -> jax.Array:
     """Returns a metric of weights, beside `best`, those of `optimum`.

@@ -128,16 +128,6 @@ def test_costs_with_a_bought_scale_and_a_ledger(claims):
     assert mean[0] == pytest.approx(300, rel=0.4)  # 1,000 a claim
 
 
-def test_a_named_set_of_amounts(here):
-    done(run("rand-hie", "--loss", "tweedie", "--epsilon", 1))
-    output = here / "dpjax-output" / "rand_hie"
-    rows = read_report(output)["comparison"]
-    risks = {row["method"]: row["test_risk"] for row in rows}
-    assert None not in risks.values()
-    assert risks["DP additive model"] < risks["constant, not private"]
-    assert "Means lie between" in outputs_of("show", output)[1]
-
-
 def test_persons_on_a_list(here):
     rng = np.random.default_rng(0)
     x = rng.normal(size=900)

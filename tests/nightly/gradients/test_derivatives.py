@@ -10,7 +10,6 @@ import pytest
 
 import dpjax
 from dpjax.estimators import Clipping, SmoothedClipping, SmoothedTruncation, Truncation
-from dpjax.gradients import streamed_grad
 from tests.factored import FAST_TO_COMPILE, GROUPS
 from tests.unit.gradients.test_robust import BATCH, ESTIMATORS, PARAMS, loss_fn
 
@@ -109,20 +108,3 @@ def test_no_convolution_of_another_order_is_left_inside_a_loop_on_cpu(key):
 
     text = jax.jit(plain).lower(*arguments).compile().as_text()
     assert set(re.findall(r"dim_labels=(\S+?)[,\s]", text)) != orders
-
-
-def test_a_stream_holds_no_gradients():
-    # 60 gradients of 2^16 numbers are 15 MB; the stream makes a few at a time.
-    num_rows, width = 60, 2**16
-
-    def bytes_of(grad_fn):
-        def run(w, x):
-            return Truncation(0.5)(grad_fn(lambda w, x: jnp.sum(w * x))(w, x))
-
-        shapes = (jnp.zeros(width), jnp.zeros((num_rows, 1)))
-        memory = jax.jit(run).lower(*shapes).compile().memory_analysis()
-        return memory.temp_size_in_bytes
-
-    size = num_rows * width * np.dtype("float32").itemsize
-    assert bytes_of(dpjax.per_sample_grad) > size
-    assert bytes_of(streamed_grad) < size / 4

@@ -14,8 +14,8 @@ from jax.sharding import PartitionSpec as P
 
 from dpjax import estimators, mechanisms
 from dpjax.estimators import Clipping, MedianOfMeans, TrimmedMean, Winsorization
-from dpjax.gradients import by_user, per_sample_grad, robust_grad
-from dpjax.transforms import aggregate, privatize
+from dpjax.gradients import per_sample_grad, robust_grad
+from dpjax.transforms import privatize
 from tests import registry
 from tests.factored import GROUPS
 from tests.privacy.estimators.test_any_precision import check_moves_of_program
@@ -230,12 +230,8 @@ def test_factored_gradients_over_devices_have_the_mean_of_one(group, name):
     assert_close(grad_fn(params, spread), grad_fn(params, batch), 1e-6)
 
 
-def test_rows_of_users_have_the_mean_of_one_device_and_ids_are_refused():
+def test_ids_of_users_are_refused():
     ids = jnp.arange(N) % 10
-    users = by_user(BATCH, ids, num_users=10, records_per_user=8)
-    run = grads_of(Clipping(0.7))
-    spread = explicit(run, mesh_of(2))(PARAMS, users)
-    assert_close(spread, jax.jit(run)(PARAMS, users), 1e-6)
     of_ids = robust_grad(loss_fn, Clipping(0.7), user_ids=ids, num_users=10)
     with pytest.raises(ValueError, match="user_ids must be of a batch on one device"):
         of_ids(PARAMS, dealt(BATCH, mesh_of(2)))
@@ -525,28 +521,6 @@ def test_noise_is_made_where_it_is_added(add, kind):
     # Drawn alone: no device makes the whole.
     every_size = sizes(re.findall(r"= \(?\w+\[([\d,]+)\]", text))
     assert max(every_size) == rows * 257
-
-
-def test_private_steps_of_a_sharded_model():
-    mesh_2d = mesh_over_two_axes(AxisType.Explicit)
-    zeros = {"w": jnp.zeros((N, 6, 512)), "v": jnp.zeros((N, 512))}
-
-    def split_up(rows):
-        specs = {"w": P("records", None, "model"), "v": P("records", "model")}
-        return {name: dealt(x, mesh_2d, specs[name]) for name, x in rows.items()}
-
-    def run(grads, axis_name=None):
-        return private_mean(jax.random.key(16), grads, axis_name)
-
-    private, split = jax.jit(partial(run, axis_name="records")), split_up(zeros)
-    assert_equal(private(split), jax.jit(run)(zeros))
-    moved = collectives(private.lower(split).compile().as_text())
-    assert {kind for kind, _ in moved} == {"all-reduce"}
-    # Clipped by the norm over the whole model.
-    rows = jax.tree.map(lambda x: x + 3.0, zeros)
-    transform = aggregate(Clipping(1.0))
-    means = (transform.update(x, None)[0] for x in (split_up(rows), rows))
-    assert_close(*means)
 
 
 def test_explicit_axes_of_the_model_are_refused():

@@ -93,12 +93,6 @@ def test_solvers_take_dealt_out_data(name, kind):
         assert kind is AxisType.Explicit or leaf.sharding.is_fully_replicated
 
 
-@pytest.mark.parametrize("count", [1, 2, 4])
-@pytest.mark.parametrize("name", ["dp_gradient_descent", "poisson"])
-def test_a_descent_is_the_same_on_any_number_of_devices(name, count):
-    check_same(RUNS[name](*dealt((X, Y), count)), on_one_device(name))
-
-
 def test_noise_of_each_device_would_be_seen():
     # The same run with the key that another device would have drawn from.
     x, y = dealt((X, Y))
@@ -114,27 +108,6 @@ def test_uneven_disjoint_batches_and_order_statistics_are_refused():
         run = descent(estimator, num_steps=7, batching=Disjoint())
         with pytest.raises(ValueError, match=r"batching|normalize_by"):
             run(*dealt((X, Y)))
-
-
-def test_a_run_is_taken_up_again(tmp_path):
-    def run(count=8, **options):
-        execution = solvers.Execution(**options)
-        return descent(Winsorization(1.0), execution=execution)(*dealt((X, Y), count))
-
-    class KilledError(Exception):
-        pass
-
-    def kill(step, params):
-        if step == 4:
-            raise KilledError
-
-    expected = run(checkpoint=solvers.Checkpoint(tmp_path / "whole", 2))
-    again = solvers.Checkpoint(tmp_path / "killed", 2)
-    with pytest.raises(KilledError):
-        run(checkpoint=again, callback=kill)
-    np.testing.assert_array_equal(run(checkpoint=again).params, expected.params)
-    with pytest.raises(ValueError, match="another program"):
-        run(count=4, checkpoint=again)
 
 
 MESHES = {"candidates": (8,), "records": (8,), "both": (4, 2)}

@@ -1,6 +1,5 @@
 """Solvers: derivatives, memory of many repetitions, and states that others take up."""
 
-import textwrap
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +14,6 @@ from dpjax.constraints import L1Ball
 from dpjax.estimators import SmoothedTruncation
 from dpjax.losses import squared
 from dpjax.solvers import Checkpoint
-from tests.parties import run_processes
 from tests.unit.solvers import test_checkpoint
 from tests.unit.solvers.test_checkpoint import KilledError, T, kill_at, make_data
 from tests.unit.solvers.test_gradient_descent import descend
@@ -175,49 +173,3 @@ def test_a_state_of_another_generator_is_refused(tmp_path):
         saved_run(tmp_path, impl="rbg", callback=kill_at(4))
     with pytest.raises(ValueError, match="it is of another program"):
         saved_run(tmp_path, impl="unsafe_rbg")
-
-
-PROCESS = """
-    import os, resource, signal, sys
-    import jax, jax.numpy as jnp
-    from dpjax import losses, solvers
-    from dpjax.estimators import Winsorization
-    from dpjax.solvers import Checkpoint, Execution
-
-    fault, *folders = sys.argv[1:]
-
-    def watch(step, params):
-        if fault == "kill" and step == 5:
-            os.kill(os.getpid(), signal.SIGKILL)
-        if fault == "full disk" and step == 3:  # the state of step 4 has no room
-            hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
-            resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
-
-    data = jax.random.t(jax.random.key(0), 3.0, (50, 200)), jnp.ones(50)
-    for folder in folders:
-        solution = solvers.dp_gradient_descent(
-            losses.squared, jnp.zeros(200), data, key=jax.random.key(1), epsilon=1.0,
-            delta=1e-3, estimator=Winsorization(1.0), learning_rate=0.3, num_steps=6,
-            execution=Execution(
-                callback=watch, checkpoint=Checkpoint(folder, every=2)))
-        print(solution.params.tobytes().hex())
-"""
-
-
-def test_a_process_that_is_killed_and_a_disk_that_fills(tmp_path):
-    command = ["-c", textwrap.dedent(PROCESS)]
-    run = partial(run_processes, environments=[{"PYTHONHASHSEED": "random"}])
-    for fault, saved in (("kill", "4"), ("full disk", "2")):
-        folder = tmp_path / fault
-        (code,), _, (out,), err = run([[*command, fault, folder]])
-        assert code != 0
-        assert not out
-        if fault == "full disk":
-            assert "File too large" in err or "ENOSPC" in err
-        states = [p.name for p in folder.iterdir() if p.name.isdigit()]
-        assert states == [saved], (fault, states, err)
-    names = "kill", "full disk", "to the end"
-    (code,), _, (out,), err = run([[*command, "none", *(tmp_path / x for x in names)]])
-    assert code == 0, err
-    *after_faults, expected = out.split()
-    assert after_faults == [expected, expected]

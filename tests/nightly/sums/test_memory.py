@@ -2,7 +2,6 @@
 
 import math
 import re
-from functools import partial
 from types import SimpleNamespace
 
 import jax
@@ -14,32 +13,11 @@ from benchmarks.speed.models import GPT2, transformer
 from benchmarks.speed.peers import plain
 from dpjax._sums import fold
 from dpjax._sums.samples import FactoredSamples
-from dpjax._sums.stream import DEFAULT, peak_bytes, rows_at_once
+from dpjax._sums.stream import DEFAULT, rows_at_once
 from dpjax.estimators import Clipping, SmoothedTruncation, Truncation
 from dpjax.gradients import robust_grad
 from tests.unit.sums.test_fold import many_leaves
 from tests.unit.sums.test_order_statistics import check
-
-MANY = jnp.ones(1000)
-LOOP = partial(jax.lax.scan, lambda x, _: (jnp.sin(x), x), length=50)
-
-
-@pytest.mark.parametrize(
-    ("function", "num_bytes"),
-    [
-        (jnp.sin, 4000),
-        (lambda x: jnp.sum(jnp.cos(jnp.sin(x))), 8000),  # the sine is gone by then
-        (lambda x: (y := jnp.sin(x), jnp.cos(y), jnp.sum(jnp.tanh(y))), 12_004),
-        (lambda x: jnp.sin(x.reshape(10, 100)).T.ravel(), 4000),  # views
-        (lambda x: x[:10] + jnp.sum(jnp.sin(MANY)), 80),  # once for all rows
-        (lambda x: LOOP(x[:10])[1], 40 + 40 + 50 * 40 + 40),  # last, all, and a step
-        (lambda x: jax.jit(lambda x, y: x * jnp.sin(y))(x[0], MANY), 4 + 4000),
-        (jax.checkpoint(lambda x: jnp.cos(jnp.sin(x))[0]), 8000),
-    ],
-)
-def test_peak_bytes_of_a_row_are_those_that_are_live(function, num_bytes):
-    program = jax.make_jaxpr(function)(MANY).jaxpr
-    assert peak_bytes(program, program.invars) == num_bytes
 
 
 def test_rows_at_once_fit_the_smallest_memory(monkeypatch):

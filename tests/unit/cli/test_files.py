@@ -13,9 +13,7 @@ from tests.unit.cli.command import (
     invoke,
     model_file,
     outputs_of,
-    refused,
     sheet,
-    tree,
 )
 from tests.unit.models.test_model import ROOMS, model
 
@@ -180,22 +178,3 @@ def test_a_file_is_predicted_in_its_own_format(here, kind):
     title, *cells = (here / "predictions.csv").read_text().split()
     assert title == "predicted_price"
     assert [float(cell) for cell in cells] == pytest.approx(prices)
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [("", "a file with named columns"), (text([]), "a file with at least one record")],
-)
-def test_a_file_without_names_or_records_is_refused_and_nothing_is_written(
-    here, content, message
-):
-    (here / "model.npz").write_bytes(model_file(MODEL))
-    (here / "schema.toml").write_text(SCHEMA)
-    (here / "data.csv").write_text(content)
-    before = tree(here)
-    train = "train data.csv --schema schema.toml --loss squared --epsilon 1"
-    for words in ("predict model.npz data.csv", train):
-        result = invoke(*words.split())
-        refused(result, f"DATA must be {message}")
-        assert result.stdout == ""
-    assert tree(here) == before

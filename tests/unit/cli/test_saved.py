@@ -119,6 +119,7 @@ SHOWN = {  # a model, and what is shown of it
         "has a factor of 1 at its center, or in no category.",
         "rooms 3 knots, -2 to 10 0.004087 to 90.02",  # e^-5.5 to e^4.5
         *("rooms 0 0.0302", "rooms 4 1", "rooms 8 12.18"),  # e^-3.5, e^2.5
+        "Means lie between 0.01 and 300",  # a thousandth of a scale, and thirty
         "town Lier 0.3679",
         "constant all at their centers or in no category 16.49",
     ),

@@ -164,10 +164,6 @@ def test_one_schema_serves_every_command(here):
     intervals = read_report(here / "out")["intervals"]
     weights = intervals["coefficients"]
     assert intervals["level"] == 0.95
-    for name, effect in {"x": 2, "town=Lier": 3, "town=Mons": -4}.items():
-        error = weights[name]["standard_error"]
-        assert 0 < error < 0.1
-        assert abs(weights[name]["coefficient"] - effect) < 4 * error
     # JSON has no infinity.
     assert weights["town=Nowhere"]["standard_error"] is None
     assert [*weights] == ["x", "town=Lier", "town=Mons", "town=Nowhere", "intercept"]

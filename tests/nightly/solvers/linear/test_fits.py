@@ -53,15 +53,6 @@ def test_the_huber_loss_of_a_constant_alone_and_of_offsets():
     np.testing.assert_allclose(solution.params, TRUE, atol=0.4)
 
 
-def test_a_model_of_three_classes_finds_their_labels():
-    features, means, _ = table()
-    scores = np.c_[means, -means, np.zeros(NUM)]
-    labels = scores.argmax(axis=1)
-    solution = solve(losses.softmax(3), data=(features, labels))
-    assert solution.params.shape == (4, 3)
-    assert np.mean((features @ solution.params).argmax(axis=1) == labels) > 0.8
-
-
 @pytest.mark.parametrize("most", [1.0, 0.1])
 def test_the_constant_of_counts_is_the_rate_of_a_unit_of_exposure(most):
     rng = np.random.default_rng(0)
