@@ -150,20 +150,19 @@ def _losers(numbers: Numbers, cells: Sequence[Cell]) -> Iterator[str]:
 
 def _published(numbers: Numbers) -> str:
     """Returns the accuracies, in percent, of what has nothing to set."""
-    epsilons = sorted({epsilon for _, _, epsilon in numbers.rows})
 
     def shown(*place: Any) -> str:
         row = numbers.rows.get(place)
         return "" if row is None else f"{100 * row['facts']['accuracy']:.1f}"
 
     rows = [
-        [facts["title"], title, *(shown(task, method, one) for one in epsilons)]
+        [facts["title"], title, *(shown(task, method, x) for x in numbers.epsilons)]
         for task, facts in numbers.facts.items()
         for method, title in methods.UNTUNED.items()
         if facts["loss"] != "squared" and not facts["is_made"]
     ]
     rows = [row for row in rows if any(row[2:])]
-    return table(["task", "method", *(f"epsilon {x:g}" for x in epsilons)], rows)
+    return table(["task", "method", *numbers.header], rows)
 
 
 def _tasks(numbers: Numbers, cells: Sequence[Cell]) -> Iterator[str]:
