@@ -6,7 +6,7 @@ import os
 import sys
 
 _MMAP_THRESHOLD = -3  # M_MMAP_THRESHOLD of malloc.h
-_EXTRA = ("typer", "rich", "matplotlib", "polars")
+_EXTRA = ("typer", "rich", "matplotlib", "polars", "platformdirs")
 
 
 def main() -> None:

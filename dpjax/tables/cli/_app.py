@@ -5,8 +5,10 @@ class is the command's help, and its fields are the options. The function's modu
 imported when the command runs, so help and errors about options do not wait for JAX.
 """
 
+import os
 from typing import Annotated
 
+import platformdirs
 import typer
 
 import dpjax
@@ -26,16 +28,28 @@ def _print_version(is_asked: bool) -> None:
 
 
 @app.callback()
-def main(  # declares --version; the docstring is the title of the help of `dpjax`
+def main(  # the docstring is the title of the help of `dpjax`
     version: Annotated[
         bool,
         typer.Option(
             "--version", callback=_print_version, is_eager=True, help="Shows it."
         ),
     ] = False,
+    cache: Annotated[
+        bool,
+        typer.Option(
+            help="Keeps compiled programs in a folder of your own, which makes the "
+            "next run faster. They depend on sizes and options, never on records."
+        ),
+    ] = True,
 ) -> None:
     """Differentially private optimization for heavy-tailed data."""
     del version  # `_print_version` has printed it
+    if cache:
+        # JAX reads the environment when a command imports it.
+        folder = platformdirs.user_cache_dir("dpjax", appauthor=False)
+        os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", folder)
+        os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 
 
 # For each command: its name, its settings, and the module and function that run it.

@@ -1,7 +1,6 @@
 """Plans models from public facts, fits them, and scores them on other records."""
 
 import dataclasses
-import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, get_args
@@ -25,6 +24,7 @@ from dpjax.solvers import (
     dp_linear_model,
 )
 from dpjax.solvers.additive._curves import knots_of
+from dpjax.solvers.linear._model import checked, noise_of
 from dpjax.solvers.statistics._noisy_mean import one_gaussian
 from dpjax.tables.cli._release import RunFolder
 from dpjax.tables.cli._settings import FOR_AMOUNTS, LossName, Settings
@@ -155,12 +155,19 @@ def rows_of(data: Dataset) -> tuple[np.ndarray | None, ...]:
 
 
 def training_privacy(plan: Plan, data: Dataset) -> PrivacyGuarantee:
-    """Returns the guarantee of `train_private` before it runs, from shapes alone."""
-    rows = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, jnp.float32), rows_of(data)
-    )
-    run = functools.partial(fit, plan, key=jax.random.key(0))
-    return jax.eval_shape(run, rows).privacy
+    """Returns the guarantee of `train_private` before it runs, from shapes alone.
+
+    What the solver would refuse is refused here, before anything is charged.
+    """
+    arguments = {"intervals": False, "max_features": None} | dict(plan.arguments)
+    arguments.pop("smooth", None)
+
+    def features(*rows: jax.Array) -> jax.Array:
+        return checked(plan.loss_fn, rows, -1, **arguments).features
+
+    num_samples, num_columns = jax.eval_shape(features, *data.train).shape
+    is_choosing = (arguments["max_features"] or num_columns) < num_columns - 1
+    return noise_of(*plan.budget, None, num_samples, is_choosing)[1]
 
 
 def train_private(

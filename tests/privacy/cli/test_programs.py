@@ -1,0 +1,63 @@
+"""Compiled programs that the command keeps between runs hold no record and no key."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from jax._src import compilation_cache
+
+from dpjax.tables.cli._app import main
+
+CELL, SEED = 7654321.25, 1234567891
+SCHEMA = """
+[columns.x]
+center = 0.0
+scale = 1.0
+[target]
+column = "y"
+center = 0.0
+scale = 1.0
+"""
+CLOSED_OVER = f"""
+import jax, numpy as np
+jax.jit(lambda x: (x + {CELL}, x.astype("uint32") ^ {SEED}))(np.ones(64, "float32"))
+"""
+
+
+def holds(folder):
+    """Returns whether programs of a folder hold the cell, and the seed's key."""
+    entries = [path.read_bytes() for path in folder.rglob("*-cache")]
+    assert entries
+    programs = b"".join(map(compilation_cache.decompress_executable, entries))
+    wanted = np.float32(CELL), np.float64(CELL), np.uint32(SEED)
+    single, double, key = (x.tobytes() in programs for x in wanted)
+    return single or double, key
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_programs_are_kept_unless_the_user_says_no(monkeypatch, is_kept):
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
+    main(cache=is_kept)
+    assert os.environ.get("JAX_COMPILATION_CACHE_DIR", "").endswith("dpjax") == is_kept
+
+
+def test_programs_hold_no_record_and_no_key(tmp_path):
+    rows = [f"{x},{2 * x}" for x in np.linspace(-1, 1, 500)]
+    (tmp_path / "t.csv").write_text("\n".join(["x,y", f"{CELL},{CELL}", *rows]))
+    (tmp_path / "s.toml").write_text(SCHEMA)
+    line = f"train {tmp_path}/t.csv --schema {tmp_path}/s.toml --loss squared"
+    line += f" --epsilon 1 --seed {SEED} --output {tmp_path}/out"
+    run = [sys.executable, "-m", "dpjax", *line.split()]
+    environment = {k: x for k, x in os.environ.items() if not k.startswith("JAX_")}
+    environment["XDG_CACHE_HOME"] = str(tmp_path / "kept")
+    subprocess.run(run, env=environment, check=True, capture_output=True)
+    assert holds(tmp_path / "kept") == (False, False)
+
+
+def test_a_program_that_closes_over_them_is_seen(tmp_path):
+    environment = os.environ | {"JAX_COMPILATION_CACHE_DIR": str(tmp_path)}
+    run = [sys.executable, "-c", CLOSED_OVER]
+    subprocess.run(run, env=environment, check=True)
+    assert holds(tmp_path) == (True, True)
