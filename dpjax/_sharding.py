@@ -89,8 +89,7 @@ def by_device(
             "are the same on all devices would count several times"
         )
         vary = [varying_axes(x) >= set(axes) for x in jax.tree.leaves(rows)]
-        is_fine = _is_unchecked(axes) or all(vary)
-        _validate.require(is_fine, "axis_name", axes, rule)
+        _validate.require(_is_unchecked(axes) or all(vary), "axis_name", axes, rule)
     if is_manual or not axes:
         return function(replicated, rows)
     mesh = _mesh_of(axes, (rows, replicated))
@@ -142,8 +141,7 @@ def with_auto_axes(tree: PyTree) -> PyTree:
     def same(x: Any) -> Any:
         if isinstance(x, Tracer) or not _leading_axes(x):
             return x
-        sharding = NamedSharding(_auto(x.sharding.mesh), x.sharding.spec)
-        return jax.device_put(x, sharding)
+        return jax.device_put(x, NamedSharding(_auto(x.sharding.mesh), x.sharding.spec))
 
     return jax.tree.map(same, tree)
 
@@ -246,8 +244,7 @@ def zeros(like: Any, shape: tuple[int, ...] | None = None) -> jax.Array:
 
 
 def _type(x: Any) -> Any:
-    is_type = isinstance(x, jax.ShapeDtypeStruct | ShapedArray)
-    return x if is_type else jax.typeof(x)
+    return x if isinstance(x, jax.ShapeDtypeStruct | ShapedArray) else jax.typeof(x)
 
 
 def _leading_axes(x: Any) -> tuple[str, ...]:

@@ -1,7 +1,6 @@
 """Helpers for pytrees and arrays: registration, conversion, stacking, flattening."""
 
 import dataclasses
-import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -199,12 +198,12 @@ def split(x: jax.Array, sizes: list[int]) -> list[jax.Array]:
     """Returns x in parts of `sizes` rows, like `jnp.split`, but quick to compile."""
     size = math.isqrt(len(sizes)) if len(sizes) > 64 else len(sizes)
     some = [sizes[i : i + size] for i in range(0, len(sizes), size)]
-    parts = jnp.split(x, list(itertools.accumulate(map(sum, some)))[:-1])
+    parts = jnp.split(x, np.cumsum([sum(of) for of in some])[:-1])
     parts = materialized(parts) if len(parts) > 1 else parts
     return [
         row
         for part, of in zip(parts, some, strict=True)
-        for row in jnp.split(part, list(itertools.accumulate(of))[:-1])
+        for row in jnp.split(part, np.cumsum(of)[:-1])
     ]
 
 

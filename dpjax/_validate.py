@@ -103,8 +103,7 @@ def typed_key(key: Any) -> None:
     is_array = isinstance(key, jax.Array) and key.ndim == 0
     is_fine = is_array and jax.numpy.issubdtype(key.dtype, jax.dtypes.prng_key)
     shown = key if hasattr(key, "aval") else type(key)  # an int may be a seed
-    rule = "a single typed JAX key, such as jax.random.key(0)"
-    require(is_fine, "key", shown, rule)
+    require(is_fine, "key", shown, "a single typed JAX key, such as jax.random.key(0)")
 
 
 def estimator(value: Any) -> None:
@@ -169,5 +168,4 @@ def mask(is_padding_example: Any, num_rows: int) -> None:
         is_mask = isinstance(x, jax.Array | np.ndarray) and x.dtype == np.bool_
         rule = f"a boolean array of shape ({num_rows},), one entry for each row"
         shown = f"{getattr(x, 'dtype', type(x).__name__)}{list(np.shape(x))}"
-        is_fine = is_mask and x.shape == (num_rows,)
-        require(is_fine, "is_padding_example", shown, rule)
+        require(is_mask and x.shape == (num_rows,), "is_padding_example", shown, rule)

@@ -354,8 +354,7 @@ def group_epsilon(stddev: float, delta: float, run: Sampling) -> float:
     directions = [x.self_compose(run.num_steps) for x in losses_of(law)]
     directions = with_release(directions, other_multiplier / group_size, law.spacing)
     delta *= 1 - _ROUNDOFF
-    epsilons = [x.get_epsilon_for_delta(delta) for x in directions]
-    return float(max(epsilons)) + _ROUNDOFF
+    return float(max([x.get_epsilon_for_delta(delta) for x in directions])) + _ROUNDOFF
 
 
 def step_law(

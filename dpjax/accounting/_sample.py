@@ -15,7 +15,6 @@ the first, an attacker knows more about which records were drawn than q says.
 """
 
 import dataclasses
-import math
 import secrets
 from typing import Any
 
@@ -153,8 +152,7 @@ class Sample:
             check_sampled(release)
         events: Any = tuple(release.dp_event for release in releases)
         if later:
-            epsilons = [release.epsilon for release in releases]
-            epsilon = math.inf if math.inf in epsilons else sum_up(*epsilons)
+            epsilon = sum_up(*(release.epsilon for release in releases))
             delta = sum_up(*(release.delta for release in releases))
             event = ComposedDpEvent(events)
             if delta > 0:

@@ -40,17 +40,10 @@ import functools
 import math
 from collections.abc import Callable
 
+import dp_accounting as dpa
 import numpy as np
 import scipy.special
 import scipy.stats
-from dp_accounting import (
-    DpEvent,
-    GaussianDpEvent,
-    PoissonSampledDpEvent,
-    SampledWithoutReplacementDpEvent,
-    SelfComposedDpEvent,
-    ZCDpEvent,
-)
 from dp_accounting.pld import pld_pmf
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from dp_accounting.rdp import RdpAccountant, compute_epsilon
@@ -293,21 +286,23 @@ def _unit(run: Sampling) -> int:
     return 2 if has_coins(run) and run.relation is REPLACE_ONE else 1
 
 
-def event_of(multiplier: float, run: Sampling) -> DpEvent:
+def event_of(multiplier: float, run: Sampling) -> dpa.DpEvent:
     """Returns the `dp_accounting` event of the steps of a run, for one record."""
     # `multiplier` is stddev / sensitivity; for the event's units see `gaussian_event`.
     if run.noise != "gaussian":
         rho = 0.5 / multiplier**2 if multiplier > 0 else math.inf
-        return SelfComposedDpEvent(ZCDpEvent(rho), run.num_steps)
-    step = GaussianDpEvent(_unit(run) * multiplier)
+        return dpa.SelfComposedDpEvent(dpa.ZCDpEvent(rho), run.num_steps)
+    step = dpa.GaussianDpEvent(_unit(run) * multiplier)
     if run.num_bins is not None:
         return RandomAllocationDpEvent(run.num_bins, run.num_steps, step)
     if run.num_samples is not None and run.batch_size is not None:
         # The RDP accountant expects stddev / sensitivity: the norm bound counts twice.
-        step = SampledWithoutReplacementDpEvent(run.num_samples, run.batch_size, step)
+        step = dpa.SampledWithoutReplacementDpEvent(
+            run.num_samples, run.batch_size, step
+        )
     elif run.sampling_prob < 1:
-        step = PoissonSampledDpEvent(run.sampling_prob, step)
-    return SelfComposedDpEvent(step, run.num_steps)
+        step = dpa.PoissonSampledDpEvent(run.sampling_prob, step)
+    return dpa.SelfComposedDpEvent(step, run.num_steps)
 
 
 def epsilon_of_run(
@@ -325,8 +320,7 @@ def epsilon_of_run(
             return math.inf
         rho = 0.5 * run.num_steps / multiplier**2 + 0.5 / other**2
         return rho_to_epsilon(run.group_size**2 * rho, delta)
-    if has_coins(run):
-        delta = without_overflow(delta)
+    delta = without_overflow(delta, run)
     # Batches do not depend on the data, so a sampled run is a mixture of runs that are
     # each as private as full batches. By joint convexity the mixture is too.
     full_batch = _full_batch_epsilon(multiplier, delta, run)
@@ -408,7 +402,7 @@ def _by_renyi(multiplier: float, delta: float, run: Sampling) -> float:
     accountant = RdpAccountant(neighboring_relation=run.relation)
     accountant.compose(event_of(multiplier, run))
     if run.other_multiplier < math.inf:
-        accountant.compose(GaussianDpEvent(run.other_multiplier))
+        accountant.compose(dpa.GaussianDpEvent(run.other_multiplier))
     return float(accountant.get_epsilon(delta))
 
 
@@ -436,9 +430,9 @@ def poisson_capacity(
     return max(1, bisect.bisect_left(range(num_samples), True, key=is_enough))
 
 
-def without_overflow(delta: float) -> float:
-    """Returns delta without the share for the overflow of padded batches."""
-    return delta * (1 - _OVERFLOW_SHARE)
+def without_overflow(delta: float, run: Sampling) -> float:
+    """Returns delta, for padded batches without the share that covers overflow."""
+    return delta * (1 - _OVERFLOW_SHARE) if has_coins(run) else delta
 
 
 def overflow_probability(epsilon: float, delta: float) -> float:

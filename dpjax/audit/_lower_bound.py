@@ -274,8 +274,7 @@ def learn_statistics(data: np.ndarray, neighbor: np.ndarray) -> list[Score]:
         rows = _finite(rows)
         return np.sum([log_ratios[i][1](rows[:, i]) for i in informative], axis=0)
 
-    statistics = [marginals, _discriminant(data, neighbor, order)]
-    return statistics + _counts(data, neighbor)
+    return [marginals, _discriminant(data, neighbor, order), *_counts(data, neighbor)]
 
 
 def _histogram(data: np.ndarray, neighbor: np.ndarray) -> tuple[float, Score]:

@@ -11,14 +11,7 @@ import jax.numpy as jnp
 
 from dpjax import _validate
 from dpjax._keys import secret_repr
-from dpjax._sharding import (
-    AxisName,
-    by_device,
-    num_shares,
-    row_axes,
-    varying,
-    varying_axes,
-)
+from dpjax._sharding import AxisName, by_device, num_shares, row_axes, varying_with
 from dpjax._tree import register
 from dpjax._types import Key, PyTree
 from dpjax.accounting import Sampling
@@ -148,8 +141,7 @@ class Batching(abc.ABC):
         key, draw_key = jax.random.split(state.key)
         batch, is_padding_example = self._drawn(state, draw_key, data, axis_name)
         step = jnp.minimum(state.step + 1, state.num_steps)
-        following = dataclasses.replace(state, key=key, step=step)
-        return batch, is_padding_example, following
+        return batch, is_padding_example, dataclasses.replace(state, key=key, step=step)
 
     def _drawn(
         self, state: BatchState, key: Key, data: PyTree, axis_name: AxisName | None
@@ -266,8 +258,7 @@ def _rows_at(
         def scattered(x: jax.Array) -> jax.Array:
             numbers = _take(place, x)
             sent = numbers.astype(jnp.uint8) if numbers.dtype == bool else numbers
-            share = jax.lax.psum_scatter(sent, axes, tiled=True)
-            return share.astype(numbers.dtype)
+            return jax.lax.psum_scatter(sent, axes, tiled=True).astype(numbers.dtype)
 
         share = len(rows) // num_devices
         mine = jax.lax.dynamic_slice_in_dim(rows, device * share, share)
@@ -280,8 +271,7 @@ def _mask(is_over: jax.Array, batch: PyTree, axes: tuple[str, ...]) -> jax.Array
     """Returns one boolean for all rows of a batch, sharded like the batch."""
 
     def on_device(is_over: jax.Array, x: jax.Array) -> tuple[tuple[()], jax.Array]:
-        x = jnp.asarray(x)
-        return (), varying(jnp.full(len(x), is_over), varying_axes(x))
+        return (), varying_with(jnp.full(len(x), is_over), x)
 
     return by_device(on_device, axes, is_over, jax.tree.leaves(batch)[0])[1]
 

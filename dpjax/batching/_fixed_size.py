@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from dpjax import _validate
-from dpjax._sharding import row_axes, varying, varying_axes
+from dpjax._sharding import row_axes, varying_with
 from dpjax._types import Key
 from dpjax.batching._batching import Batching, at_most_all, participates
 from dpjax.batching._padded import coins, true_places
@@ -93,7 +93,22 @@ class Disjoint(Batching):
 
 
 @dataclasses.dataclass(frozen=True)
-class ShuffledEpochs(Batching):
+class FixedSize(Batching):
+    """Draws batches of `batch_size` records at random."""
+
+    batch_size: int
+    is_sampled: ClassVar[bool] = True
+
+    def __post_init__(self):
+        _validate.count(batch_size=self.batch_size)
+
+    def divisor(self, num_samples, num_steps):
+        at_most_all(num_samples, batch_size=self.batch_size)
+        return self.batch_size
+
+
+@dataclasses.dataclass(frozen=True)
+class ShuffledEpochs(FixedSize):
     """Divides the records into batches, in a new random order in every epoch.
 
     An epoch has floor(n / batch_size) batches, without the last n mod batch_size
@@ -113,12 +128,6 @@ class ShuffledEpochs(Batching):
         of Poisson batches must not be claimed for shuffled ones.
     """
 
-    batch_size: int
-    is_sampled: ClassVar[bool] = True
-
-    def __post_init__(self):
-        _validate.count(batch_size=self.batch_size)
-
     def _rows(self, state, key):
         num_samples = state.num_samples
         epoch, place = jnp.divmod(state.step, self._steps_of_epoch(num_samples))
@@ -127,22 +136,17 @@ class ShuffledEpochs(Batching):
         size = self.batch_size
         return jax.lax.dynamic_slice_in_dim(order, place * size, size)
 
-    def divisor(self, num_samples, num_steps):
-        self._steps_of_epoch(num_samples)
-        return self.batch_size
-
     def _sampling(self, num_samples, num_steps):
         # Two steps of two epochs may be consecutive, and the last epoch partial.
         num_epochs = math.ceil(num_steps / self._steps_of_epoch(num_samples))
         return {"num_steps": num_epochs}, participates(num_steps, num_epochs)
 
     def _steps_of_epoch(self, num_samples: int) -> int:
-        at_most_all(num_samples, batch_size=self.batch_size)
-        return num_samples // self.batch_size
+        return num_samples // self.divisor(num_samples, num_steps=1)
 
 
 @dataclasses.dataclass(frozen=True)
-class WithoutReplacement(Batching):
+class WithoutReplacement(FixedSize):
     """Draws a uniform subset of `batch_size` records in every step.
 
     A draw costs n random words and a sort of little more than `batch_size` records.
@@ -156,18 +160,8 @@ class WithoutReplacement(Batching):
         3
     """
 
-    batch_size: int
-    is_sampled: ClassVar[bool] = True
-
-    def __post_init__(self):
-        _validate.count(batch_size=self.batch_size)
-
     def _rows(self, state, key):
         return uniform_subset(key, state.num_samples, self.batch_size)
-
-    def divisor(self, num_samples, num_steps):
-        at_most_all(num_samples, batch_size=self.batch_size)
-        return self.batch_size
 
     def _sampling(self, num_samples, num_steps):
         sizes = {"num_samples": num_samples}
@@ -199,5 +193,5 @@ def uniform_subset(key: Key, num_samples: int, size: int) -> jax.Array:
         is_good = (size <= num_heads) & (num_heads <= capacity) & ~is_tied
         return next_key, rows[:size], is_good
 
-    start = varying((jnp.zeros(size, int), jnp.array(False)), varying_axes(key))
+    start = varying_with((jnp.zeros(size, int), jnp.array(False)), key)
     return jax.lax.while_loop(lambda state: ~state[2], draw, (key, *start))[1]

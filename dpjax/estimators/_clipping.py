@@ -318,8 +318,7 @@ class Grouped(NormBounded):
         return jnp.concatenate([each.sizes for each in self._each()])
 
     def resized(self, sizes: jax.Array) -> Self:
-        estimator = self.estimator.resized(jnp.asarray(sizes)[None])
-        return replace(self, estimator=estimator)
+        return replace(self, estimator=self.estimator.resized(jnp.asarray(sizes)[None]))
 
     def bound_fn(self) -> BoundFn:
         """Returns a function that bounds the norms of groups of a sample's leaves."""
@@ -351,8 +350,7 @@ class Grouped(NormBounded):
     def _group_of_leaf(self, leaves: PyTree) -> list[int]:
         """Returns each leaf's group index, by the longest name that begins its path."""
         index = {name: i for i, x in enumerate(self.groups) for name in _names(x)}
-        is_leaf = lambda x: isinstance(x, Leaf)  # noqa: E731
-        paths = jax.tree.leaves_with_path(leaves, is_leaf=is_leaf)
+        paths = jax.tree.leaves_with_path(leaves, is_leaf=lambda x: isinstance(x, Leaf))
         names = [jax.tree_util.keystr(x, simple=True, separator="/") for x, _ in paths]
         groups = []
         for leaf in names:

@@ -128,8 +128,7 @@ class Estimator(abc.ABC):
                 normalize_by is not positive or much smaller than n, or axis_name does
                 not fit.
         """
-        args = is_padding_example, normalize_by, axis_name
-        return self._folded(samples, *args)[0]
+        return self._folded(samples, is_padding_example, normalize_by, axis_name)[0]
 
     def unrounded(
         self,

@@ -307,5 +307,4 @@ def _with_gradient(
         floats = {i: watched(i, x) for i, x in floats.items()}
         return loss({**floats, **fixed}, example)
 
-    program = jax.make_jaxpr(jax.grad(of_floats))(floats, fixed, example)
-    return reached, program
+    return reached, jax.make_jaxpr(jax.grad(of_floats))(floats, fixed, example)

@@ -452,8 +452,7 @@ def _read(jaxpr, images, within, leaf_uses):
                 moves = Moves((*image.moves, *moved))
                 images[equation.outvars[0]] = image._replace(moves=moves)
             else:
-                is_alone = len(operands) == 1
-                use = _use(jaxpr, equation, k, image, place, is_alone)
+                use = _use(jaxpr, equation, k, image, place, len(operands) == 1)
                 leaf_uses[image.leaf].append(use)
     return images
 

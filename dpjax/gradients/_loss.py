@@ -125,8 +125,7 @@ def loss_of_users(loss_fn: LossFn, *, has_aux: bool = False) -> LossFn:
         values, aux = results if has_aux else (results, ())
         value = jnp.sum(jnp.where(example.is_record, values, 0))
         if example.user_gradient == "mean":
-            num_records = jnp.sum(example.is_record)
-            value /= jnp.maximum(num_records, 1).astype(value.dtype)
+            value /= jnp.maximum(jnp.sum(example.is_record), 1).astype(value.dtype)
         return (value, aux) if has_aux else value
 
     return loss
@@ -347,8 +346,7 @@ def refuse_collectives(jaxpr: core.Jaxpr, own: frozenset[Any] = frozenset()) -> 
         operation = f"a gradient with {kind} over {sorted(map(str, named))}"
         _validate.require(is_fine, "loss_fn", operation, rule)
         for program in programs_in(equation):
-            inside = own | set(params.get("manual_axes", ()))
-            refuse_collectives(program.jaxpr, inside)
+            refuse_collectives(program.jaxpr, own | set(params.get("manual_axes", ())))
 
 
 def _order(ndim: int) -> lax.ConvDimensionNumbers:

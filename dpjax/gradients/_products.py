@@ -183,8 +183,7 @@ class Product:
         It needs the vectors of all turns: too much if they are patches or one-hot.
         """
         loops = [loop for site in self.sites for loop in site.loops]
-        is_there = self.kinds == {"vector"}
-        return is_there and not all(loop.is_each for loop in loops)
+        return self.kinds == {"vector"} and not all(loop.is_each for loop in loops)
 
     @property
     def kinds(self) -> set[str]:

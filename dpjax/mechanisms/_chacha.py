@@ -64,8 +64,7 @@ def _rotated(x, count):
 
 def _stream(key: jax.Array, count: int, purpose: int, number: jax.Array | int = 0):
     """Returns `count` words of the key stream for a purpose."""
-    num_blocks = -(-count // _WORDS)
-    places = jax.lax.iota(jnp.uint32, num_blocks)
+    places = jax.lax.iota(jnp.uint32, -(-count // _WORDS))
     return chacha20_blocks(key, places, (purpose, number, 0)).T.reshape(-1)[:count]
 
 

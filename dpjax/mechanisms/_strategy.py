@@ -211,8 +211,7 @@ class BandedToeplitz(Toeplitz):
             bands = toeplitz.optimize_banded_toeplitz(num_steps, num_bands)
             bands = np.asarray(bands, np.float64)
         # The computed optimum may increase slightly.
-        bands = np.minimum.accumulate(np.maximum(bands, 0))
-        return cls(num_steps, tuple(bands))
+        return cls(num_steps, tuple(np.minimum.accumulate(np.maximum(bands, 0))))
 
     @property
     def num_bands(self) -> int:

@@ -281,7 +281,6 @@ def peel(
             release_stddev=stddev * scale,
             noise=noise,
         )
-        moves = jax.tree.map(jnp.subtract, unflatten(sparse), params)
-        return moves, KeyState(next_key)
+        return jax.tree.map(jnp.subtract, unflatten(sparse), params), KeyState(next_key)
 
     return optax.GradientTransformation(init, update)

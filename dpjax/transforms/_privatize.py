@@ -298,7 +298,7 @@ class _NoisyMean(NamedTuple):
             parameters["stddev"] = parameters["stddev"] * more
         how = {"normalize_by": divisor, "axis_name": self.axis_name}
         if estimator.noise != "gaussian":
-            drawn = _smooth_mean(estimator, parameters["rho"], stream, **how)
+            drawn = _smooth_mean(estimator, parameters["rho"], stream, num_rows, **how)
             return BoundedMean(*drawn, limit)
         mean = estimator.unrounded(stream, **how)
         return BoundedMean(mean, {"stddev": parameters["stddev"]}, limit)
@@ -333,15 +333,15 @@ def _restored(measured: PrivateMean, scaled: Scaled) -> PrivateMean:
     return PrivateMean.of(measured.init, release, measured.measure)
 
 
-def _smooth_mean(estimator, rho, stream, *, normalize_by, axis_name):
-    """Returns a trimmed mean, and a dictionary of the scale and sigma of its noise.
+def _smooth_mean(estimator, rho, stream, num_samples, *, normalize_by, axis_name):
+    """Returns a `TrimmedMean` of a stream, and {"scale": ..., "sigma": ...} of noise.
 
-    The scale is in proportion to the smooth sensitivity. `rho` is the zCDP cost of one
-    release of all coordinates, which have equal shares.
+    The scale, a pytree like the mean, is in proportion to the smooth sensitivity. `rho`
+    is the zCDP cost of one release of all coordinates, which have equal shares; the
+    stream has num_samples rows on all devices together, and needs each of them.
     """
     rule = "a concrete number, not a traced one: the shape of the noise depends on it"
     _validate.require(_validate.is_concrete(rho), "noise_multiplier", rho, rule)
-    num_samples = stream.num_rows * num_shares(row_axes(stream.rows, axis_name))
     mask = stream.is_padding_example
     is_fine = mask is None and normalize_by in (None, num_samples)
     rule = (
@@ -478,15 +478,11 @@ def refuse_wrappers(tree: PyTree) -> None:
     `optax.MultiSteps`, for example, would average samples. `tree`, the parameters of
     `init` or updates of `update`, shows `optax.masked`; the call stack shows others.
     """
-    is_masked = False
 
-    def look(node: Any) -> bool:
-        nonlocal is_masked
-        is_masked |= isinstance(node, optax.MaskedNode)
-        return is_masked
+    def is_masked(node: Any) -> bool:
+        return isinstance(node, optax.MaskedNode)
 
-    jax.tree.flatten(tree, is_leaf=look)
-    if is_masked:
+    if any(map(is_masked, jax.tree.leaves(tree, is_leaf=is_masked))):
         raise ValueError(
             "optax.masked must not stand around privatize, aggregate or dp_sgd: leaves "
             "that are masked out would pass raw per-sample gradients through. Put it "

@@ -344,13 +344,11 @@ class Runs:
             with ThreadPoolExecutor(len(turns)) as pool:
                 yield from pool.map(run, turns)
             return
-        draw = jax.vmap(partial(_draw, self.size, key))
-        indices, keys = draw(jnp.asarray(turns))
+        indices, keys = jax.vmap(partial(_draw, self.size, key))(jnp.asarray(turns))
         solutions, scores = jax.vmap(self.run_of)(indices, keys)
         scores = np.asarray(scores, float).tolist()
         for i, index in enumerate(np.asarray(indices).tolist()):
-            solution = jax.tree.map(lambda leaf, i=i: leaf[i], solutions)
-            yield index, solution, scores[i]
+            yield index, jax.tree.map(lambda leaf, i=i: leaf[i], solutions), scores[i]
 
 
 def _search(
