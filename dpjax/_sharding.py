@@ -32,8 +32,8 @@ Devices = tuple[Device, ...]
 def row_axes(rows: PyTree, axis_name: AxisName | None) -> tuple[str, ...]:
     """Returns the names of the mesh axes over which rows are sharded, () if none.
 
-    `by_device` needs them. axis_name gives them, `()` for none; None reads them from
-    the arrays, which must agree. Traced arrays show Explicit axes only.
+    `by_device` needs them. They are those of axis_name, `()` for none; if it is None,
+    those of the arrays in `rows`, which must agree. Traced arrays show Explicit axes.
     """
     axes_of_leaves = sorted({_leading_axes(x) for x in jax.tree.leaves(rows)} - {()})
     if axis_name is None:
@@ -121,7 +121,7 @@ def by_device(
 
 
 def gathered(tree: PyTree) -> PyTree:
-    """Returns sharded arrays copied to all devices, for functions of all rows."""
+    """Returns a tree with sharded arrays copied to all devices, such as for a sort."""
 
     def replicated(x: Any) -> Any:
         if isinstance(x, Tracer) or not _leading_axes(x):
@@ -274,7 +274,10 @@ def _is_unchecked(axes: tuple[str, ...]) -> bool:
 
 
 def _mesh_of(axes: tuple[str, ...], tree: PyTree) -> Mesh | AbstractMesh:
-    """Returns a mesh with `axes`, for `shard_map`: of `jax.set_mesh`, or of arrays."""
+    """Returns a mesh with all of `axes`: that of `jax.set_mesh`, or of arrays in tree.
+
+    `by_device` maps a function over it; without such a mesh this raises `ValueError`.
+    """
     meshes = [jax.sharding.get_abstract_mesh()]
     shardings = map(_sharding_of, jax.tree.leaves(tree))
     meshes += [sharding.mesh for sharding in shardings if sharding is not None]
@@ -333,7 +336,7 @@ def is_first_process(devices: Devices) -> bool:
 
 
 def rows_of_all(row: np.ndarray, devices: Devices) -> np.ndarray:
-    """Returns the vectors (m,) of all processes, (processes, m), to compare them.
+    """Gathers the vectors `row` (m,) of all processes, (processes, m), to compare them.
 
     All processes of `devices` must call it; () stands for this process only.
     """

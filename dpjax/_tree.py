@@ -96,7 +96,11 @@ def narrowed(array: np.ndarray, *, copy: bool | None = None) -> np.ndarray:
 
 
 def real_pair(features: Any, targets: Any, name: str) -> tuple[Any, Any]:
-    """Returns real arrays, features (n, d) and targets (n,), not empty, or raises."""
+    """Returns features (n, d) and targets (n,) as arrays, checked for a linear model.
+
+    Raises `ValueError` for an array that is complex, empty or of another shape; it
+    calls the targets `name`, the name of the caller's argument.
+    """
     pair = _validate.numbers(features, "features"), _validate.numbers(targets, name)
     for of, x, ndim in zip(("features", name), pair, (2, 1), strict=True):
         is_array = hasattr(x, "dtype")
@@ -111,7 +115,10 @@ def real_pair(features: Any, targets: Any, name: str) -> tuple[Any, Any]:
 
 
 def linear_data(features: Any, targets: Any) -> tuple[jax.Array, jax.Array]:
-    """Returns checked features (n, d) and targets (n,) in one float dtype, for fits."""
+    """Returns features (n, d) and targets (n,), checked, as JAX arrays of one dtype.
+
+    It is float64 if one of them has it, else float32. Integers become floats.
+    """
 
     def array(values: Any, name: str) -> jax.Array:
         x = _validate.numbers(values, name)

@@ -39,9 +39,10 @@ def is_concrete(value: Any) -> bool:
 
 
 def _number(rule: str, holds: Callable[[np.ndarray], Any]) -> Callable[..., None]:
-    """Returns a check, which raises `ValueError` for arguments that fail `holds`.
+    """Returns a function that checks numbers or arrays, given as keyword arguments.
 
-    It takes arguments by keyword, and skips traced values. The message has `rule`.
+    It raises `ValueError`, with `rule`, if `holds` is false for any entry of one of
+    them, an array of float64. It skips traced values.
     """
 
     def check(**arguments: Any) -> None:
@@ -132,7 +133,11 @@ def real(**trees: Any) -> None:
 
 
 def numbers(tree: Any, name: str, rule: str = "numbers") -> Any:
-    """Makes leaves such as pandas Series NumPy arrays; errors show no values."""
+    """Returns a tree with all leaves but JAX arrays and numbers as NumPy arrays.
+
+    Raises `ValueError` for a leaf such as text: `name` must be `rule`. It shows the
+    type and shape of the leaf, never values, because they may be private.
+    """
     import jax
 
     def array(x: Any) -> Any:

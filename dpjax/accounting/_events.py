@@ -59,8 +59,9 @@ class SampleDpEvent(dpa.DpEvent):
 
 
 def leaves(event: dpa.DpEvent, count: int = 1) -> Iterator[tuple[dpa.DpEvent, int]]:
-    """Yields pairs (event, number of times): the uncomposed parts of a composition."""
-    # Bounds are for parts. `event`, which may be nested, itself happens `count` times.
+    """Yields each uncomposed part of an event, with the number of times it happens."""
+    # `event`, which may be a nested composition, itself happens `count` times. Bounds
+    # such as `pure_epsilon` are known for parts only.
     if isinstance(event, dpa.ComposedDpEvent):
         for part in event.events:
             yield from leaves(part, count)

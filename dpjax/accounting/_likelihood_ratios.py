@@ -145,9 +145,10 @@ def allocation_epsilon(
 def allocation_delta(
     event: RandomAllocationDpEvent, relation, fft_error: float, epsilons: np.ndarray
 ) -> np.ndarray:
-    """Returns upper bounds of delta at epsilons (n,), for a privacy profile."""
-    # A record enters one random step of each epoch of `event.num_bins` steps. Epsilons
-    # are 0 or more; `fft_error` is the absolute error of a delta composed by FFT.
+    """Returns upper bounds (n,) of delta, by epsilon, under random allocation."""
+    # A record enters one random step of each epoch of `event.num_bins` steps. The
+    # epsilons (n,) are 0 or more; `fft_error` is the absolute error of a delta that is
+    # composed by FFT. A `Profile` of the event needs this function.
     stddev = event.event.noise_multiplier
     if not _LEAST_STDDEV <= stddev <= _LARGEST_STDDEV:
         return np.ones_like(epsilons)
@@ -220,10 +221,11 @@ def losses_of(law: Law) -> list[PrivacyLossDistribution]:
 
 
 def _epoch(num_steps: int, num_bins: int, shift: float, spacing: float) -> Law:
-    """Returns the distribution of an epoch's likelihood ratio, on a grid of its log."""
-    # It compares the densities of the epoch's noisy sums with a record and without it:
-    # privacy losses are its logs. The record enters one random step of `num_bins`, of
-    # which num_steps are made, and moves its sum by `shift` stddevs of the noise.
+    """Returns the law of the likelihood ratio of an epoch with random allocation."""
+    # The ratio compares the densities of the epoch's noisy sums with a record and
+    # without it; its log is the privacy loss. The record enters one random step of
+    # `num_bins`, and moves the sum of this step by `shift` stddevs of the noise. Only
+    # num_steps of these steps are made. `spacing` is the distance of two logs.
 
     @functools.cache
     def mean_of(count: int, depth: int) -> Law:
@@ -270,9 +272,10 @@ def normal_masses(z: np.ndarray) -> np.ndarray:
 
 def _mixed(first: Law, second: Law, weight: float, spacing: float) -> Law:
     """Returns a law that bounds weight A + (1 - weight) B, for independent A and B."""
-    # A and B, of laws `first` and `second`, are likelihood ratios of parts of an epoch,
-    # and their mean, weighted by the numbers of steps, is that of both. The result is
-    # larger in convex order, so that epsilons computed from it are upper bounds.
+    # A and B, with laws `first` and `second`, are likelihood ratios of two parts of an
+    # epoch. The likelihood ratio of both parts together is their mean, weighted by the
+    # numbers of steps. The result is larger in convex order than the law of this mean,
+    # so that epsilons computed from it are upper bounds.
     # Both spacings are the same multiple of the new `spacing`. Up to a shift, the place
     # of a sum on the grid depends on the gap of the two integers only.
     factor = round(first.spacing / spacing)

@@ -114,9 +114,9 @@ def fixed_size_losses(
 
 
 def symmetric_losses(interval: float, above: np.ndarray) -> PrivacyLossDistribution:
-    """Returns a privacy loss distribution with given hockey-stick divergences."""
-    # `above` are these (deltas) at epsilon = 0, interval, 2 interval, .., equal in both
-    # directions between neighbors. In between, the deltas of the result are chords.
+    """Returns the privacy loss distribution with the deltas `above`, (n,)."""
+    # They are hockey-stick divergences at epsilon = 0, interval, 2 interval, .., equal
+    # in both directions between neighbors. The deltas in between are on chords.
     last = len(above) - 1
     epsilons = interval * np.arange(last + 1)
     below = -np.expm1(-epsilons) + np.exp(-epsilons) * above
@@ -190,8 +190,8 @@ def losses_where_removed(
 
 def poisson_log_moment(order: float, multiplier: float, prob: float) -> float:
     """Returns (order - 1) times the Renyi divergence of a Poisson step."""
-    # It bounds epsilon at a tiny delta. A record, which is in a batch with `prob`, is
-    # replaced; multiplier = stddev / sensitivity.
+    # A record, which is in a batch with probability `prob`, is replaced; multiplier =
+    # stddev / sensitivity. `_by_renyi` bounds epsilon by it where delta is tiny.
     bound = 0.5 / multiplier
     step = min(1 / 8, 0.1 / (bound * math.sqrt(order)))
     count = math.ceil((2 * order * bound + 40) / step)
@@ -203,7 +203,7 @@ def poisson_log_moment(order: float, multiplier: float, prob: float) -> float:
 
 def fixed_size_log_moment(order: float, multiplier: float, prob: float) -> float:
     """Returns (order - 1) times the Renyi divergence of a step of fixed batch size."""
-    # A record is in a batch with probability `prob`; multiplier = stddev / sensitivity.
+    # The arguments are those of `poisson_log_moment`.
     mu = 1 / multiplier
     step = min(1 / 250, 1 / (20 * order * mu))
     x = mu / 2 + step * np.arange(math.ceil((order * mu + 40) / step) + 1)
@@ -240,9 +240,10 @@ def _log_sum(logs: np.ndarray) -> float:
 
 
 def without_sampling(epsilons: ArrayLike, prob: float) -> np.ndarray:
-    """Returns the epsilons before amplification by sampling, for those after it."""
-    # It inverts `subsampled_epsilon`: log(1 + (e^epsilon - 1) / q), for epsilons above
-    # log(1 - q), where q = `prob` is the probability that a record is in the sample.
+    """Returns the epsilons that sampling amplifies to `epsilons`, of the same shape."""
+    # These are log(1 + (e^epsilon - 1) / q), for epsilons above log(1 - q), where q =
+    # `prob` is the probability that a record is in the sample. `subsampled_epsilon` is
+    # the inverse.
     epsilons = np.asarray(epsilons)
     with np.errstate(over="ignore"):
         return np.where(
@@ -370,8 +371,9 @@ def _prob(run: Sampling) -> float:
 def _by_losses(
     multiplier: float, delta: float, run: Sampling, coarseness: int
 ) -> float:
-    """Returns the epsilon of a sampled run, by privacy losses composed by FFT."""
-    # `coarseness` is as for `epsilon_of_run`; other bounds may be smaller.
+    """Returns a bound of epsilon of a sampled run, by privacy loss distributions."""
+    # They are composed by FFT. The arguments are those of `epsilon_of_run`, which takes
+    # the smallest of several bounds.
     other = run.other_multiplier
     if run.group_size > 1:
         return group_epsilon(_unit(run) * multiplier, delta, run)
@@ -389,8 +391,9 @@ def _by_losses(
 
 
 def _by_renyi(multiplier: float, delta: float, run: Sampling) -> float:
-    """Returns the epsilon of a sampled run, by Renyi divergences."""
-    # They serve for a tiny delta, in which they have no absolute error, unlike an FFT.
+    """Returns a bound of the epsilon of a sampled run, by Renyi divergences."""
+    # `epsilon_of_run` takes it where delta is tiny: its error is relative to delta,
+    # while an FFT has an absolute error.
     if run.relation is REPLACE_ONE:
         moment = poisson_log_moment if run.batch_size is None else fixed_size_log_moment
         orders, step = _step_divergences(moment, multiplier, _prob(run))

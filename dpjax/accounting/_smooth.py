@@ -248,11 +248,14 @@ def _root(function: Callable[[float], float], low: float, high: float) -> float:
 
 
 def _is_enough(epsilon, delta, smoothness, num_coordinates, shift) -> bool:
-    """Returns whether noise of stddev sensitivity / shift is proved to be enough."""
-    # It is for (epsilon, delta)-DP. The smooth sensitivities of two neighbors have a
-    # ratio r in [e^-B, e^B], B = `smoothness`. At every r, with s = min(1, r) shift,
-    # the delta D at epsilon of N(0, I) against N(s e_1, r^2 I) must be at most `delta`.
-    # The bound (5) of this module covers [e^-near, e^near], and (4) both sides.
+    """Returns whether noise of stddev sensitivity / shift is proved to be enough.
+
+    The noise must make a release of num_coordinates numbers (epsilon, delta)-DP. The
+    smooth sensitivities of two neighbors have a ratio r in [e^-B, e^B], B = smoothness.
+    """
+    # At every r, with s = min(1, r) shift, the delta at epsilon of N(0, I) against
+    # N(s e_1, r^2 I) must be at most `delta`. The bound (5) of this module covers the r
+    # in [e^-near, e^near], and (4) covers both sides.
     near = smoothness
     while not _by_two_steps(epsilon, delta, near, num_coordinates, shift):
         near /= 2

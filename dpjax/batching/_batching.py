@@ -161,6 +161,7 @@ class Batching(abc.ABC):
 
     def _check(self, state: BatchState, data: PyTree, axes: tuple[str, ...]) -> None:
         """Requires a `state` of this batching, for as many records as `data` has."""
+        # `data` are this device's records, sharded over the mesh axes `axes`.
         data = _validate.numbers(data, "data")
         num_samples = _validate.leading_size(data, "data") * num_shares(axes)
         rule = f"one that the method init of {self} returned"

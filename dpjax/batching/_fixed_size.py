@@ -181,7 +181,7 @@ def uniform_subset(key: Key, num_samples: int, size: int) -> jax.Array:
     probability = min((size + spread) / num_samples, 1.0)
 
     def draw(state: tuple[Key, jax.Array, jax.Array]):
-        """Returns the next key, the indices of a draw, and if the draw is valid."""
+        """Returns the next key, indices (size,), and whether this draw is valid."""
         next_key, coin_key, order_key = jax.random.split(state[0], 3)
         is_head = coins(coin_key, num_samples, probability)
         rows = true_places(is_head, capacity)

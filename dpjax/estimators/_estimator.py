@@ -172,10 +172,10 @@ class Estimator(abc.ABC):
     def _folded(
         self, stream, is_padding_example, normalize_by, axis_name, is_rounded=True
     ):
-        """Returns the robust mean and aux, such as losses, of `__call__`'s arguments.
-
-        Unless `is_rounded`, the mean is an `Unrounded`, so that noise is added first.
-        """
+        """Returns the robust mean of samples, and aux of a stream, such as losses."""
+        # `stream` may be a pytree with leaves (n, ...); the other arguments are those
+        # of `__call__`. Unless `is_rounded`, the mean is an `Unrounded`, to which noise
+        # is added before it is rounded.
         stream = SampleStream.of(stream, is_padding_example)
         axes = row_axes(stream.rows, axis_name)
         if normalize_by is not None:
@@ -228,8 +228,7 @@ class Estimator(abc.ABC):
         limit, num_samples = of_one_type(self.limit, num_samples)
         args = limit, num_samples, _moved(relation), sum_error_in_turn
         linf = _rounded_change(*args) if rounded else _unrounded_change(*args)
-        root = math.sqrt(num_coordinates)
-        return Sensitivity(num_coordinates * linf, root * linf, linf)
+        return of_coordinates(linf, num_coordinates)
 
     def sampled_sensitivity(
         self,
@@ -365,6 +364,11 @@ def _fold_stream(stream, estimator, normalize_by, is_rounded):
     return by_device(on_device, axes, replicated, (stream.rows, mask))
 
 
+def of_coordinates(linf: Scalar, num_coordinates: int) -> Sensitivity:
+    """Returns the sensitivity of an estimate if each coordinate moves by up to linf."""
+    return Sensitivity(num_coordinates * linf, math.sqrt(num_coordinates) * linf, linf)
+
+
 def norm_sensitivity(
     limit, num_samples, num_coordinates, relation, *, norm_error, diameter, rounded
 ):
@@ -390,7 +394,8 @@ def norm_sensitivity(
 
 
 def largest_ulp(limit: Scalar, num_samples: Scalar) -> Scalar:
-    """Returns the float32 spacing below a mean's bound, which bounds its rounding."""
+    """Returns the spacing of float32 numbers just below the largest possible mean."""
+    # It bounds the rounding of a mean of num_samples terms within `limit`.
     limit, num_samples = of_one_type(limit, num_samples)
     xp = _numpy_for(limit, num_samples)
     mantissa, exponent = xp.frexp(_largest_mean(limit, num_samples))
@@ -418,8 +423,7 @@ def _rounded_change(limit, num_samples, moved, error, excess=0.0):
     change + (1/2 + 1/2^(k+1)) ulp.
     """
     xp = _numpy_for(limit, num_samples)
-    longest = limit * (1 + excess)
-    change = _unrounded_change(longest, num_samples, moved, error)
+    change = _unrounded_change(limit * (1 + excess), num_samples, moved, error)
     ulp = largest_ulp(limit, num_samples)
     steps = change / ulp
     same_binade = xp.floor(steps) + 1

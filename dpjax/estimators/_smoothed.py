@@ -248,6 +248,7 @@ def series_coefficients(beta: Scalar, degree: int) -> jax.Array:
 
 def series(a: jax.Array, beta: jax.Array, coefficients: jax.Array) -> jax.Array:
     """Returns the Catoni-Giulini influence h_beta(a), |a| <= 1e6, by a polynomial."""
+    # `coefficients` are those of `series_coefficients` for beta.
     c2 = 0.09 * beta
     inverse = 1 / (a * a + c2)
     z = 1 - 2 * c2 * inverse  # = 2 v^2 - 1

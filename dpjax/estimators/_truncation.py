@@ -147,7 +147,6 @@ class Truncation(ThresholdEstimator):
     @staticmethod
     def bias_factor(v: float) -> float:
         """Returns 1: E|x|·1{|x| > B} <= u / B^v, by Markov's inequality."""
-        del v
         return 1.0
 
 

@@ -460,9 +460,9 @@ def _read(jaxpr, images, within, leaf_uses):
 def _inside(equation, operands, place):
     """Returns the programs inside an equation, [(jaxpr, place), ...], and their images.
 
-    `_read` looks there for uses of parameters. An image is a variable with the entries
-    of a parameter; `operands` maps the equation's inputs, by number, to images, and the
-    second result those of a jaxpr.
+    `_read` looks there for uses of parameters. `operands` maps numbers of the
+    equation's inputs to an `Image`, if the input has the entries of a parameter. The
+    second result does so for inputs of the programs.
     """
     kind, params = equation.primitive, equation.params
     if is_plain_jit(equation):

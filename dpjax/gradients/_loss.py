@@ -300,7 +300,6 @@ def traced(function: Callable[..., PyTree], *args: PyTree) -> Callable[..., PyTr
 
         def rule(place, equation, inputs, run):
             """Returns an equation's results, by a faster operation if there is one."""
-            del place
             kind, params = equation.primitive, equation.params
             is_placed = params.get("out_sharding") is not None
             if kind is lax.conv_general_dilated_p and not is_placed:
@@ -358,23 +357,19 @@ def _order(ndim: int) -> lax.ConvDimensionNumbers:
 
 def _convolution(lhs, rhs, *, dimension_numbers, **params):
     """Returns a convolution of images and kernels, on CPU in the fast NHWC and HWIO."""
-
-    def as_given(lhs, rhs):
-        return lax.conv_general_dilated_p.bind(
-            lhs, rhs, dimension_numbers=dimension_numbers, **params
-        )
+    convolution = partial(lax.conv_general_dilated_p.bind, **params)
 
     def in_order(lhs, rhs):
         """Returns the convolution in the given layout, computed in the fast one."""
         (batch, feature, *space), (out, into, *window), result = dimension_numbers
         order = _order(lhs.ndim)
-        value = lax.conv_general_dilated_p.bind(
+        value = convolution(
             lhs.transpose(batch, *space, feature),
             rhs.transpose(*window, into, out),
             dimension_numbers=order,
-            **params,
         )
         place = dict(zip(result, order.out_spec, strict=True))
         return value.transpose([place[axis] for axis in range(lhs.ndim)])
 
+    as_given = partial(convolution, dimension_numbers=dimension_numbers)
     return lax.platform_dependent(lhs, rhs, cpu=in_order, default=as_given)

@@ -248,8 +248,7 @@ def accumulate(
 
     def init(params: PyTree) -> PiecesState:
         inner = optimizer.init(params)
-        shapes = jax.eval_shape(lambda: measured(None, inner, params).value)
-        return start(inner, shapes)
+        return start(inner, jax.eval_shape(lambda: measured(None, inner, params).value))
 
     def update(updates, state, params=None, **extra_args):
         """Returns zeros after adding a piece, or the step after the last piece."""

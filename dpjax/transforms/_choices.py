@@ -173,8 +173,7 @@ def frank_wolfe(
         next_key, choice_key = jax.random.split(state.key)
         scores = constraint.vertex_scores(clip(updates, limit))
         costs = {"epsilon": epsilon, "sensitivity_range": state.sensitivity_range}
-        index = select(choice_key, scores, **costs)
-        vertex = constraint.vertex(index, params)
+        vertex = constraint.vertex(select(choice_key, scores, **costs), params)
         rate = jnp.asarray(rate_fn(state.num_steps))
         moves = jax.tree.map(lambda v, w: like(rate, v) * (v - w), vertex, params)
         return moves, state._replace(key=next_key, num_steps=state.num_steps + 1)

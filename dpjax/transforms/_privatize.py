@@ -144,7 +144,6 @@ def aggregate(
     how = {"normalize_by": normalize_by, "axis_name": axis_name}
 
     def update(updates, state, params=None, *, is_padding_example=None, **extra_args):
-        del extra_args
         refuse_wrappers(updates)
         require_samples(updates, params)
         return estimator(updates, is_padding_example, **how), state
@@ -454,7 +453,6 @@ def add_gaussian_noise(*, stddev: Scalar, key: Key) -> optax.GradientTransformat
     _validate.typed_key(key)
 
     def update(updates, state, params=None):
-        del params
         next_key, noise_key = jax.random.split(state.key)
         return gaussian(noise_key, updates, stddev=stddev), KeyState(next_key)
 
