@@ -61,10 +61,8 @@ def num_shares(axes: tuple[str, ...]) -> int:
 
 
 def num_other_devices(x: jax.Array) -> int:
-    """Returns the number of devices over the Auto and Explicit axes of x's mesh.
-
-    A traced array may be sharded over Auto axes without showing it.
-    """
+    """Returns the number of devices over the Auto and Explicit axes of x's mesh."""
+    # A traced array may be sharded over Auto axes without showing it.
     mesh = jax.typeof(x).sharding.mesh
     sizes = zip(mesh.axis_types, mesh.axis_sizes, strict=True)
     return math.prod(size for kind, size in sizes if kind is not AxisType.Manual)
@@ -231,11 +229,9 @@ def check_key_of_rows(key: jax.Array, rows: PyTree) -> None:
 
 
 def zeros(like: Any, shape: tuple[int, ...] | None = None) -> jax.Array:
-    """Returns zeros with the dtype, sharding and varying axes of `like`.
-
-    A loop may then add arrays like `like` to them. The shape is that of `like` by
-    default; any other must have as many axes.
-    """
+    """Returns zeros with the dtype, sharding and varying axes of `like`."""
+    # A loop may then add arrays like `like` to them. The shape is that of `like` by
+    # default; any other must have as many axes.
     shape = like.shape if shape is None else shape
     sharding = _type(like).sharding
     is_explicit = isinstance(sharding, NamedSharding) and any(sharding.spec)
@@ -394,11 +390,9 @@ def _digest(parts: Iterable[bytes]) -> bytes:
 
 
 def _own(value: PyTree) -> Iterator[bytes]:
-    """Yields the bytes of all leaves of which each process has every entry.
-
-    `digests` hashes them, and raises an error if processes differ. An array sharded
-    over processes adds its path, dtype and shape only; `_shards` yields its entries.
-    """
+    """Yields the bytes of all leaves of which each process has every entry."""
+    # `digests` hashes them, and raises an error if processes differ. An array sharded
+    # over processes adds its path, dtype and shape only; `_shards` yields its entries.
     for path, leaf in jax.tree_util.tree_leaves_with_path(value):
         if isinstance(leaf, str):
             yield leaf.encode()

@@ -175,10 +175,9 @@ def _barrier(tree):
 
 
 def _called(tree):
-    """Returns `tree` by calls that XLA must not inline, so that all uses are equal.
-
-    Otherwise XLA could compute a float anew, and round it otherwise, where it is used.
-    """
+    """Returns `tree` by calls that XLA must not inline, so that all uses are equal."""
+    # Otherwise XLA could compute a float anew, and round it otherwise, where it is
+    # used.
     leaves, structure = jax.tree.flatten(tree)
     at = [i for i, x in enumerate(leaves) if jnp.issubdtype(x.dtype, jnp.floating)]
     # With few arrays each gets a call of its own, so that not all are in memory at

@@ -39,11 +39,9 @@ def is_concrete(value: Any) -> bool:
 
 
 def _number(rule: str, holds: Callable[[np.ndarray], Any]) -> Callable[..., None]:
-    """Returns a function that checks numbers or arrays, given as keyword arguments.
-
-    It raises `ValueError`, with `rule`, if `holds` is false for any entry of one of
-    them, an array of float64. It skips traced values.
-    """
+    """Returns a function that checks numbers or arrays, given as keyword arguments."""
+    # It raises `ValueError`, with `rule`, if `holds` is false for any entry of one of
+    # them, an array of float64. It skips traced values.
 
     def check(**arguments: Any) -> None:
         for name, value in arguments.items():

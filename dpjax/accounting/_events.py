@@ -74,10 +74,8 @@ def leaves(event: dpa.DpEvent, count: int = 1) -> Iterator[tuple[dpa.DpEvent, in
 def map_leaves(
     function: Callable[[dpa.DpEvent], dpa.DpEvent], event: dpa.DpEvent
 ) -> dpa.DpEvent:
-    """Returns a composed event with function(part) in place of each of its parts.
-
-    Lists of parts become tuples, so that the event can be hashed for a cache.
-    """
+    """Returns a composed event with function(part) in place of each of its parts."""
+    # Lists of parts become tuples, so that the event can be hashed for a cache.
     if isinstance(event, dpa.ComposedDpEvent):
         parts: Any = tuple(map_leaves(function, part) for part in event.events)
         return dpa.ComposedDpEvent(parts)

@@ -190,11 +190,10 @@ class PrivacyFilter:
         return Spending(*(max(0.0, limit - spent) for limit, spent in pairs))
 
     def _price(self, part: PrivacyGuarantee) -> Spending:
-        """Returns the Renyi divergence and the delta that one guarantee costs.
-
-        The divergence, of the filter's order, follows from the event of `part`, or else
-        from its epsilon and delta. `price` takes the maximum over disjoint parts.
-        """
+        """Returns the Renyi divergence and the delta that one guarantee costs."""
+        # The divergence, of the filter's order, follows from the event of `part`, or
+        # else from its epsilon and delta. `price` takes the maximum over disjoint
+        # parts.
         if self.order == math.inf:
             return Spending(part.epsilon if part.delta == 0 else math.inf, 0.0)
         event = part.dp_event
@@ -208,11 +207,9 @@ class PrivacyFilter:
         return Spending(min(known, response), part.delta)
 
     def _divergence(self, event: DpEvent, relation: NeighboringRelation) -> float:
-        """Returns a bound of an event's Renyi divergence, at the filter's order.
-
-        `_price` charges it. It is inf if `dp_accounting` cannot read the event under
-        `relation`.
-        """
+        """Returns a bound of an event's Renyi divergence, at the filter's order."""
+        # `_price` charges it. It is inf if `dp_accounting` cannot read the event under
+        # `relation`.
         order = self.order or 2
         accountant = RdpAccountant([order], neighboring_relation=relation)
         if not accountant.supports(event):

@@ -171,12 +171,11 @@ def allocation_delta(
 def run_losses(
     stddev: float, num_steps: int, num_bins: int, other_multiplier: float
 ) -> tuple[PrivacyLossDistribution, PrivacyLossDistribution]:
-    """Returns the privacy loss distributions for a removed and for an added record.
-
-    Epsilon follows from them. A record enters one random step of each epoch of
-    `num_bins` steps; the last may be shorter. `stddev` of a step and `other_multiplier`
-    of another Gaussian release (inf: none) are in units of the record's norm bound.
-    """
+    """Returns the privacy loss distributions for a removed and for an added record."""
+    # Epsilon follows from them. A record enters one random step of each epoch of
+    # `num_bins` steps; the last may be shorter. `stddev` of a step and
+    # `other_multiplier` of another Gaussian release (inf: none) are in units of the
+    # record's norm bound.
     shift = 1 / stddev
     epochs, last = divmod(num_steps, num_bins)
     # The variance of the losses, and the largest loss of an epoch, set the spacing.
@@ -338,12 +337,10 @@ def _trimmed(law: Law) -> Law:
 
 
 def group_epsilon(stddev: float, delta: float, run: Sampling) -> float:
-    """Returns an upper bound of epsilon if a group of records changes, at `delta`.
-
-    `run` has the group's size, the number of steps on Poisson batches, and another
-    Gaussian release, if any. `stddev` of a step is in units of a record's norm bound;
-    `delta` is already reduced by the FFT's error. Without a bound the result is inf.
-    """
+    """Returns an upper bound of epsilon if a group of records changes, at `delta`."""
+    # `run` has the group's size, the number of steps on Poisson batches, and another
+    # Gaussian release, if any. `stddev` of a step is in units of a record's norm bound;
+    # `delta` is already reduced by the FFT's error. Without a bound the result is inf.
     group_size, other_multiplier = run.group_size, run.other_multiplier
     if group_size > _LARGEST_SHIFT * min(stddev, other_multiplier):
         return math.inf

@@ -240,11 +240,9 @@ def overflow_of(epsilon: float, delta: float, event: dpa.DpEvent) -> float:
 
 @functools.lru_cache(maxsize=64)
 def _of_event(event: dpa.DpEvent, relation: NeighboringRelation) -> Profile | None:
-    """Returns the privacy profile, delta by epsilon, of an event, or None.
-
-    The result is None if neither an accountant nor a pure epsilon bounds the event. Its
-    numbers have the units that `gaussian_event` documents.
-    """
+    """Returns the privacy profile, delta by epsilon, of an event, or None."""
+    # The result is None if neither an accountant nor a pure epsilon bounds the event.
+    # Its numbers have the units that `gaussian_event` documents.
     parts, relation = list(leaves(event)), read_under(relation)
     kinds = {type(part) for part, _ in parts}
     if any(has_no_noise(part) for part, _ in parts):

@@ -309,12 +309,10 @@ def event_of(multiplier: float, run: Sampling) -> dpa.DpEvent:
 def epsilon_of_run(
     multiplier: float, delta: float, run: Sampling, coarseness: int = 1
 ) -> float:
-    """Returns an upper bound of epsilon at `delta` of a run with independent noise.
-
-    It is the smallest of several bounds; `multiplier` is stddev / sensitivity of a
-    step. `coarseness` widens the grid to which privacy losses are rounded: the bound is
-    then larger, and takes less time.
-    """
+    """Returns an upper bound of epsilon at `delta` of a run with independent noise."""
+    # It is the smallest of several bounds; `multiplier` is stddev / sensitivity of a
+    # step. `coarseness` widens the grid to which privacy losses are rounded: the bound
+    # is then larger, and takes less time.
     other = run.other_multiplier
     if run.noise != "gaussian":
         if min(multiplier, other) == 0:

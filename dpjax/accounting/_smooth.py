@@ -145,15 +145,13 @@ def calibrate_smooth_noise(
     trim_count: int,
     relative_spread: float = 1.0,
 ) -> SmoothNoise:
-    """Splits a zCDP budget between smoothness and noise for a trimmed mean.
-
-    It minimizes the standard deviation of `laplace_log_normal` noise over the
-    smoothness t and the noise's shape sigma (Bun, Steinke 2019, Section 3.1.1), for the
-    expected smooth sensitivity max(relative_spread / (n - 2m), e^(-mt)), in units of
-    upper - lower, the bounds of the values. Here n is num_samples, m is trim_count, and
-    relative_spread is a public guess of (x_(n) - x_(1)) / (upper - lower).
-    `smooth_noise_rho` of the result is at most rho, for every guess.
-    """
+    """Splits a zCDP budget between smoothness and noise for a trimmed mean."""
+    # It minimizes the standard deviation of `laplace_log_normal` noise over the
+    # smoothness t and the noise's shape sigma (Bun, Steinke 2019, Section 3.1.1), for
+    # the expected smooth sensitivity max(relative_spread / (n - 2m), e^(-mt)), in units
+    # of upper - lower, the bounds of the values. Here n is num_samples, m is
+    # trim_count, and relative_spread is a public guess of (x_(n) - x_(1)) / (upper -
+    # lower). `smooth_noise_rho` of the result is at most rho, for every guess.
     epsilon = math.sqrt(2 * rho)
     floor = relative_spread / (num_samples - 2 * trim_count)
     # Above this t the expected sensitivity is constant.
@@ -226,11 +224,9 @@ def smooth_gaussian_multiplier(
 
 
 def largest_smoothness(epsilon: float, delta: float, *, num_coordinates: int) -> float:
-    """Returns the smoothness B at which no finite Gaussian noise is enough.
-
-    Even if the values of two neighbors agree, and only their smooth sensitivities
-    differ, by e^B, the scale of the noise reveals this at the cost (epsilon, delta).
-    """
+    """Returns the smoothness B at which no finite Gaussian noise is enough."""
+    # Even if the values of two neighbors agree, and only their smooth sensitivities
+    # differ, by e^B, the scale of the noise reveals this at the cost (epsilon, delta).
     epsilon = min(epsilon, _LARGEST_EPSILON)
 
     def excess(smoothness: float) -> float:

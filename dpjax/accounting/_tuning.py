@@ -301,12 +301,10 @@ def _profile_price(profile: Profile, delta: float, law: TrialCount) -> float:
 
 
 def _support(profile: Profile, law: TrialCount) -> tuple[np.ndarray, np.ndarray]:
-    """Returns slopes, increasing, and roots of lines that bound a function F(r).
-
-    The privacy profile of the best of K runs follows from a bound of F, (2) of this
-    module. F(r) is at most the maximum of 0 and of the lines slope (r - root):
-    `docs/privacy/proofs/choices.md`, 6.4.
-    """
+    """Returns slopes, increasing, and roots of lines that bound a function F(r)."""
+    # The privacy profile of the best of K runs follows from a bound of F, (2) of this
+    # module. F(r) is at most the maximum of 0 and of the lines slope (r - root):
+    # `docs/privacy/proofs/choices.md`, 6.4.
 
     def g(w: np.ndarray) -> np.ndarray:
         return law.mean * np.exp(-law.rise(w))

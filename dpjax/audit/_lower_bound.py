@@ -206,10 +206,8 @@ def epsilon_lower_bound(
 def clopper_pearson(
     counts: np.ndarray, total: int, significance: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns exact confidence intervals, low and high, of attacks' counts / total.
-
-    Each end fails with probability `significance`.
-    """
+    """Returns exact confidence intervals, low and high, of attacks' counts / total."""
+    # Each end fails with probability `significance`.
     with np.errstate(invalid="ignore", divide="ignore"):
         low = scipy.stats.beta.ppf(significance, counts, total - counts + 1)
         high = scipy.stats.beta.isf(significance, counts + 1, total - counts)

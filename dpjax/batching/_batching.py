@@ -146,8 +146,9 @@ class Batching(abc.ABC):
     def _drawn(
         self, state: BatchState, key: Key, data: PyTree, axis_name: AxisName | None
     ) -> tuple[PyTree, jax.Array | None]:
-        """Returns the batch of a step, and its mask: true for padding, or None."""
-        # For `draw_within`: `key` is the step's own; without padding the mask is None.
+        """Returns the batch of the state's step, and its mask, true for padding."""
+        # `draw_within` calls it with a fresh `key`. `data` has leaves (n, ...), and the
+        # batch leaves (rows, ...). The mask, (rows,), is None if no row can be padding.
         axes = row_axes(data, axis_name)
         rows = self._rows(state, key)
         if rows is None:
@@ -235,12 +236,10 @@ def at_most_all(num_samples: int, **arguments: Any) -> None:
 def _rows_at(
     data: PyTree, rows: jax.Array, num_samples: int, axes: tuple[str, ...]
 ) -> tuple[PyTree, jax.Array]:
-    """Returns rows of data by index, sharded like data, and the mask of padding.
-
-    `rows` are indices of the n = num_samples records of all devices, n for padding;
-    `axes` are the mesh axes over which records are sharded, () on one device. Padding
-    rows are zeros, so that a caller without the mask counts no record twice.
-    """
+    """Returns rows of data by index, sharded like data, and the mask of padding."""
+    # `rows` are indices of the n = num_samples records of all devices, n for padding;
+    # `axes` are the mesh axes over which records are sharded, () on one device. Padding
+    # rows are zeros, so that a caller without the mask counts no record twice.
 
     def on_device(rows: jax.Array, data: PyTree) -> tuple[tuple[()], PyTree]:
         """Returns (), and a pair: this device's shares of the batch and its mask."""

@@ -66,7 +66,7 @@ class Disjoint(Batching):
     """
 
     def _drawn(self, state, key, data, axis_name):
-        """Returns the batch of the state's step, and a mask of padding, or None."""
+        """Returns the batch of the state's step, and its mask, as `Batching._drawn`."""
         # On one device take a slice, which is cheaper than rows by index.
         if row_axes(data, axis_name):
             return super()._drawn(state, key, data, axis_name)
@@ -170,12 +170,11 @@ class WithoutReplacement(FixedSize):
 
 
 def uniform_subset(key: Key, num_samples: int, size: int) -> jax.Array:
-    """Returns `size` of num_samples indices, a uniform subset in random order.
-
-    A coin for each index keeps a few more than `size` indices. Only these are sorted,
-    by random numbers, and the first `size` are returned. If too few or too many are
-    kept, or numbers tie, everything is drawn again, which is symmetric in the records.
-    """
+    """Returns `size` of num_samples indices, a uniform subset in random order."""
+    # A coin for each index keeps a few more than `size` indices. Only these are sorted,
+    # by random numbers, and the first `size` are returned. If too few or too many are
+    # kept, or numbers tie, everything is drawn again, which is symmetric in the
+    # records.
     spread = _SPREAD * (math.sqrt(size) + 1)
     capacity = min(math.ceil(size + 2 * spread), num_samples)
     probability = min((size + spread) / num_samples, 1.0)

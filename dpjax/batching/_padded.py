@@ -44,8 +44,9 @@ class Padded(Batching):
         return self.expected_batch_size
 
     def _capacity(self, num_samples, num_steps, epsilon, delta):
-        """Returns a batch's number of rows: `capacity`, or by default the fewest."""
-        # With fewer rows, more records are dropped than the budget covers: that raises.
+        """Returns the number of rows of a batch: `capacity`, or the fewest for None."""
+        # If it has fewer rows than needed, more records are dropped than the budget
+        # covers: that raises `ValueError`.
         for name, value in (("epsilon", epsilon), ("delta", delta)):
             rule = f"given: the capacity of {self} depends on the budget"
             _validate.require(value is not None, name, value, rule)

@@ -340,10 +340,8 @@ class Mean(Estimator):
 
 
 def _fold_stream(stream, estimator, normalize_by, is_rounded):
-    """Returns the robust mean and aux of a stream of samples, as `_folded` does.
-
-    `normalize_by` divides the sum; for None, the number of rows does.
-    """
+    """Returns the robust mean and aux of a stream of samples, as `_folded` does."""
+    # `normalize_by` divides the sum; for None, the number of rows does.
     axes = stream.axes
 
     def on_device(replicated, rows):
@@ -372,13 +370,12 @@ def of_coordinates(linf: Scalar, num_coordinates: int) -> Sensitivity:
 def norm_sensitivity(
     limit, num_samples, num_coordinates, relation, *, norm_error, diameter, rounded
 ):
-    """Returns the sensitivity for influences of norm at most limit (1 + norm_error).
-
-    norm_error is the error of a computed norm. Two influences have a distance of at
-    most diameter·limit (1 + norm_error), and a record moves the exact mean by this
-    divided by n. The mean has norm at most 9/8 limit (more rows per divisor are
-    rejected); if `rounded`, rounding moves each neighbor's mean by 2^-24 of that.
-    """
+    """Returns the sensitivity of a mean of influences of l2 norm at most limit."""
+    # A norm is computed with a relative error of at most norm_error. Two influences
+    # have a distance of at most diameter·limit (1 + norm_error), and a record moves the
+    # exact mean by this divided by n = num_samples. The mean has norm at most 9/8 limit
+    # (more rows per divisor are rejected); if `rounded`, rounding moves it by 2^-24 of
+    # that.
     limit, num_samples = of_one_type(limit, num_samples)
     moved = _moved(relation, diameter)
     longest = limit * (1 + norm_error)
@@ -414,14 +411,12 @@ def _moved(relation, diameter=2.0):
 
 
 def _rounded_change(limit, num_samples, moved, error, excess=0.0):
-    """Returns the largest change of a coordinate of the float32 mean by one record.
-
-    Sensitivities need it. `_unrounded_change` bounds the change before rounding, and
-    explains the arguments; here terms are within limit (1 + excess). In the top binade,
-    with spacing ulp, rounded means differ by a multiple of ulp, at most change + ulp.
-    If one is k binades lower, they differ by a multiple of ulp/2^k that is at most
-    change + (1/2 + 1/2^(k+1)) ulp.
-    """
+    """Returns the largest change of a coordinate of the float32 mean by one record."""
+    # Sensitivities need it. `_unrounded_change` bounds the change before rounding, and
+    # explains the arguments; here terms are within limit (1 + excess). In the top
+    # binade, with spacing ulp, rounded means differ by a multiple of ulp, at most
+    # change + ulp. If one is k binades lower, they differ by a multiple of ulp/2^k that
+    # is at most change + (1/2 + 1/2^(k+1)) ulp.
     xp = _numpy_for(limit, num_samples)
     change = _unrounded_change(limit * (1 + excess), num_samples, moved, error)
     ulp = largest_ulp(limit, num_samples)
@@ -437,20 +432,17 @@ def _rounded_change(limit, num_samples, moved, error, excess=0.0):
 
 
 def sum_error_in_turn(num_terms: int) -> float:
-    """Returns the largest error of a float sum of K terms, in units of u limit.
-
-    One after the other, results are largest: 2, 3, ..., K times the limit. 1.01 covers
-    the second order (Higham 2002, eq. 4.3; `docs/privacy/proofs/sums.md`, 1.2).
-    """
+    """Returns the largest error of a float sum of K terms, in units of u limit."""
+    # One after the other, results are largest: 2, 3, ..., K times the limit. 1.01
+    # covers the second order (Higham 2002, eq. 4.3; `docs/privacy/proofs/sums.md`,
+    # 1.2).
     return 1.01 * (num_terms * (num_terms + 1) / 2 - 1)
 
 
 def sum_error(num_terms: int) -> float:
-    """Returns a bound on the l2 error of a sum of K terms, in units of 2^-24 limit.
-
-    `norm_sensitivity` needs it. A term is a rounded product of l2 norm at most limit;
-    the order of additions may differ by coordinate, as in a product of matrices.
-    """
+    """Returns a bound on the l2 error of a sum of K terms, in units of 2^-24 limit."""
+    # `norm_sensitivity` needs it. A term is a rounded product of l2 norm at most limit;
+    # the order of additions may differ by coordinate, as in a product of matrices.
     depths = [num_terms - 1, *range(num_terms - 1, 0, -1)]
     squares = num_terms * sum((1 + depth) ** 2 for depth in depths)
     return math.sqrt(squares) * (1 + num_terms * ROUNDOFF)

@@ -279,8 +279,10 @@ class TrimmedMean(Estimator):
         return jnp.clip(mean, like(self.lower, mean), like(self.upper, mean))
 
 
-def _with_sensitivity(stream, estimator, weights, bound):
-    """Returns the trimmed mean and its smooth sensitivity, of each coordinate.
+def _with_sensitivity(
+    stream: SampleStream, estimator: TrimmedMean, weights: jax.Array, bound: Static
+) -> tuple[PyTree, PyTree]:
+    """Returns the trimmed mean of a stream, and its smooth sensitivity, by coordinate.
 
     `weights` (m + 1,) are about e^(-kt), t = smoothness; `bound.value` is a `Bound`.
     """
@@ -318,8 +320,8 @@ def smooth_sensitivity(order, weights, width, num_kept, bound: Bound) -> jax.Arr
     """Returns the smooth sensitivity, (d,), to which a trimmed mean's noise is scaled.
 
     It is the maximum (2) for "exact", or (3) for "fast", of terms (4), and of w_m W, in
-    the notation of this module: `weights` are w_k, width is W, and num_kept is N.
-    `order` has `OrderStatistics`.
+    the notation of this module: `weights` (m + 1,) are w_k, width is W, num_kept is N,
+    and `order` are the `OrderStatistics` of the samples, a matrix (n, d).
     """
     low, high, _ = order
     trim_count, num_columns = len(low) - 1, low.shape[1]

@@ -265,11 +265,9 @@ def _add_smooth(sampler, key, value, scale, sigma):
 
 
 def _like_value(scale, value):
-    """Returns `scale` as a pytree like `value`, so that each leaf has its own scale.
-
-    `scale` is a number, or a pytree prefix of value with arrays that broadcast to its
-    leaves: any other raises `ValueError`.
-    """
+    """Returns `scale` as a pytree like `value`, so that each leaf has its own scale."""
+    # `scale` is a number, or a pytree prefix of value with arrays that broadcast to its
+    # leaves: any other raises `ValueError`.
     kinds = [np.shape(leaf) for leaf in jax.tree.leaves(scale)]
     rule = "a number, or a pytree prefix of value with shapes that broadcast to it"
     try:
@@ -285,12 +283,10 @@ def _like_value(scale, value):
 
 @partial(jax.jit, static_argnums=0)
 def _noisy_smooth(sampler, key, value, scale, sigma):
-    """Returns `value` plus noise: in each leaf, its scale times draws of `sampler`.
-
-    `value` and `scale` are pytrees of one structure, and scales are rounded up.
-    `sampler(key, sigma, shape, dtype, sharding)` draws noise of scale 1, and `sigma` is
-    its shape parameter. `_add_smooth` has checked the arguments.
-    """
+    """Returns `value` plus noise: in each leaf, its scale times draws of `sampler`."""
+    # `value` and `scale` are pytrees of one structure, and scales are rounded up.
+    # `sampler(key, sigma, shape, dtype, sharding)` draws noise of scale 1, and `sigma`
+    # is its shape parameter. `_add_smooth` has checked the arguments.
     wide = jax.tree.map(as_float, value)
 
     def draw(key, shape, dtype, *place):

@@ -103,11 +103,9 @@ def _peel_once(sparsity, key, vector, selection_scale, release_stddev):
 
 @partial(jax.jit, static_argnums=0)
 def _peel_in_rounds(sparsity, key, vector, selection_scale, release_stddev):
-    """Returns the vector that `peeling` releases with noise="laplace".
-
-    It chooses one entry of `vector`, (d,), in each of `sparsity` rounds, with fresh
-    noise; the other arguments are those of `peeling`.
-    """
+    """Returns the vector that `peeling` releases with noise="laplace"."""
+    # It chooses one entry of `vector`, (d,), in each of `sparsity` rounds, with fresh
+    # noise; the other arguments are those of `peeling`.
     v = _finite(vector)
     choice_key, release_key = jax.random.split(key)
 

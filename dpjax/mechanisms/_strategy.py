@@ -347,7 +347,8 @@ def _check_bands(num_steps: int, num_bands: int) -> None:
 
 @contextlib.contextmanager
 def _settings_of_jax_privacy():
-    """Sets JAX as jax_privacy needs it, in a `with`, and hints how to install it."""
+    """Turns JAX's strict checks off in a `with` block, as jax_privacy needs them."""
+    # It raises `ImportError`, with a hint, if jax_privacy is not installed.
     with (
         jax.numpy_dtype_promotion("standard"),
         jax.numpy_rank_promotion("allow"),

@@ -407,11 +407,9 @@ def wide_zeros(tree: PyTree) -> PyTree:
 def _of_batch(
     estimator: Estimator, normalize_by: Scalar | None, num_rows: int, num_pieces: int
 ) -> tuple[Scalar, Scalar, Scalar]:
-    """Returns a batch's divisor, the bound of its sum, and the factor of its noise.
-
-    `accumulate` adds num_pieces pieces of num_rows rows. The factor, just above one,
-    covers the rounding of that addition: `_chain.py` derives it.
-    """
+    """Returns a batch's divisor, the bound of its sum, and the factor of its noise."""
+    # `accumulate` adds num_pieces pieces of num_rows rows. The factor, just above one,
+    # covers the rounding of that addition: `_chain.py` derives it.
     rule = "given to privatize inside accumulate: the public size of the whole batch"
     _validate.require(normalize_by is not None, "normalize_by", normalize_by, rule)
     rule = "no MedianOfMeans and no TrimmedMean in accumulate, which adds up pieces"

@@ -208,11 +208,9 @@ class Progress(NamedTuple):
 
 
 def draw_count(law: TrialCount, key: Key) -> int:
-    """Draws the number of runs from its law, up to relative errors of 1e-12.
-
-    128 random bits are compared with sums of probabilities, rounded to 128 bits. Bits
-    beyond these sums, with probability below 1e-12, are drawn again.
-    """
+    """Draws the number of runs from its law, up to relative errors of 1e-12."""
+    # 128 random bits are compared with sums of probabilities, rounded to 128 bits. Bits
+    # beyond these sums, with probability below 1e-12, are drawn again.
     for attempt in range(1_000):
         bits = np.asarray(_random_bits(key, attempt))
         left = int.from_bytes(bits.tobytes(), "little")
@@ -288,11 +286,9 @@ class Runs:
                 yield lambda key, i=i: self.run_of(i, key), ()
 
     def guarantees(self, key: Key, is_saved: bool) -> list[PrivacyGuarantee]:
-        """Returns the guarantees of runs, to know the cost of a search before it.
-
-        Runs are only traced: one for each candidate of a list, one for all of a stack
-        of arrays. `is_saved` tells that the search has a checkpoint, for an error.
-        """
+        """Returns the guarantees of runs, to know the cost of a search before it."""
+        # Runs are only traced: one for each candidate of a list, one for all of a stack
+        # of arrays. `is_saved` tells that the search has a checkpoint, for an error.
         results = []
         for i, (run, inputs) in enumerate(self.traced()):
             try:
@@ -354,12 +350,11 @@ class Runs:
 def _search(
     runs: Runs, law: TrialCount, key: Key, num_parallel: int, known, store: Store | None
 ) -> Progress:
-    """Trains a number of candidates drawn from `law`; returns the best run by score.
-
-    `Progress` also counts the runs. `num_parallel` runs are computed at a time. `known`
-    is the guarantee of every run that the caller states, and is compared with that of
-    each; None: tracing gave it. A search continues from its checkpoint `store`, if any.
-    """
+    """Trains a number of candidates drawn from `law`; returns the best run by score."""
+    # `Progress` also counts the runs. `num_parallel` runs are computed at a time.
+    # `known` is the guarantee of every run that the caller states, and is compared with
+    # that of each; None: tracing gave it. A search continues from its checkpoint
+    # `store`, if any.
     if store is not None and store.step is not None:
         progress = Progress.of(store.latest())
     else:
