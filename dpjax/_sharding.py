@@ -30,11 +30,9 @@ Devices = tuple[Device, ...]
 
 
 def row_axes(rows: PyTree, axis_name: AxisName | None) -> tuple[str, ...]:
-    """Returns the names of the mesh axes over which rows are sharded, () if none.
-
-    `by_device` needs them. They are those of axis_name, `()` for none; if it is None,
-    those of the arrays in `rows`, which must agree. Traced arrays show Explicit axes.
-    """
+    """Returns the names of the mesh axes over which rows are sharded, () if none."""
+    # `by_device` needs them. They are those of axis_name, `()` for none; if it is None,
+    # those of the arrays in `rows`, which must agree. Traced arrays show Explicit axes.
     axes_of_leaves = sorted({_leading_axes(x) for x in jax.tree.leaves(rows)} - {()})
     if axis_name is None:
         rule = f"given, as arrays are sharded over different axes: {axes_of_leaves}"
@@ -131,10 +129,8 @@ def gathered(tree: PyTree) -> PyTree:
 
 
 def with_auto_axes(tree: PyTree) -> PyTree:
-    """Returns a tree with the same shards of arrays, over Auto axes of the mesh.
-
-    JAX rejects operations on an array over Explicit axes and an array without a mesh.
-    """
+    """Returns a tree with the same shards of arrays, over Auto axes of the mesh."""
+    # JAX rejects operations on an array over Explicit axes and an array without a mesh.
 
     def same(x: Any) -> Any:
         if isinstance(x, Tracer) or not _leading_axes(x):
@@ -170,11 +166,9 @@ def varying_axes(x: Any) -> frozenset[str]:
 
 
 def varying(tree: PyTree, axes: Any) -> PyTree:
-    """Returns values cast to vary over mesh axes, inside `jax.shard_map`.
-
-    The gradient with respect to a replicated value is summed over devices. With respect
-    to a varying value, each device has its own gradient, of its own rows.
-    """
+    """Returns values cast to vary over mesh axes, inside `jax.shard_map`."""
+    # The gradient with respect to a replicated value is summed over devices. With
+    # respect to a varying value, each device has its own gradient, of its own rows.
 
     def cast(x):
         missing = tuple(sorted(set(axes) - varying_axes(x)))
@@ -212,10 +206,8 @@ def check_key_varies_as(value: PyTree, key: jax.Array) -> None:
 
 
 def check_key_of_rows(key: jax.Array, rows: PyTree) -> None:
-    """Requires a typed key that varies over all axes over which rows may vary.
-
-    Otherwise each device would release a mean of its own rows, with the same noise.
-    """
+    """Requires a typed key that varies over all axes over which rows may vary."""
+    # Otherwise each device would release a mean of its own rows, with the same noise.
     _validate.typed_key(key)
     given = [x for x in jax.tree.leaves(rows) if isinstance(x, jax.Array)]
     axes = manual_axes_of(given)

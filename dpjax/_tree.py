@@ -115,10 +115,8 @@ def real_pair(features: Any, targets: Any, name: str) -> tuple[Any, Any]:
 
 
 def linear_data(features: Any, targets: Any) -> tuple[jax.Array, jax.Array]:
-    """Returns features (n, d) and targets (n,), checked, as JAX arrays of one dtype.
-
-    It is float64 if one of them has it, else float32. Integers become floats.
-    """
+    """Returns features (n, d) and targets (n,), checked, as JAX arrays of one dtype."""
+    # It is float64 if one of them has it, else float32. Integers become floats.
 
     def array(values: Any, name: str) -> jax.Array:
         x = _validate.numbers(values, name)
@@ -191,10 +189,8 @@ def _called(tree):
 
 
 def stack(arrays: list[jax.Array], axis: int) -> jax.Array:
-    """Returns arrays of one shape, stacked along a new axis.
-
-    XLA compiles equal operations once, so arrays are stacked in groups of equal size.
-    """
+    """Returns arrays of one shape, stacked along a new axis."""
+    # XLA compiles equal operations once, so arrays are stacked in groups of equal size.
     size = math.isqrt(len(arrays))
     some = [jnp.stack(arrays[i : i + size], axis) for i in range(0, len(arrays), size)]
     return jnp.concatenate(materialized(some), axis)
@@ -214,11 +210,9 @@ def split(x: jax.Array, sizes: list[int]) -> list[jax.Array]:
 
 
 def by_row(function: Callable[..., PyTree], size: int) -> Callable[..., PyTree]:
-    """Returns the function mapped over axis 0, of length `size`.
-
-    It is `jax.vmap` of the function, except for one row, because under the slower
-    `jax.vmap` conditions become selections, and convolutions become grouped.
-    """
+    """Returns the function mapped over axis 0, of length `size`."""
+    # It is `jax.vmap` of the function, except for one row, because under the slower
+    # `jax.vmap` conditions become selections, and convolutions become grouped.
     if size > 1:
         return jax.vmap(function)
 
@@ -230,11 +224,9 @@ def by_row(function: Callable[..., PyTree], size: int) -> Callable[..., PyTree]:
 
 
 def by_column(function: Callable[[jax.Array], PyTree], x: jax.Array) -> PyTree:
-    """Returns `function` of the columns of x (n, ...), with leaves of shape (...).
-
-    `function`, such as a median, maps a matrix (n, d) to leaves (d,). So x is reshaped
-    to a matrix, except for axes that may be sharded, which are not merged.
-    """
+    """Returns `function` of the columns of x (n, ...), with leaves of shape (...)."""
+    # `function`, such as a median, maps a matrix (n, d) to leaves (d,). So x is
+    # reshaped to a matrix, except for axes that may be sharded, which are not merged.
     if x.ndim > 2 and num_other_devices(x) > 1:
         return jax.vmap(partial(by_column, function), in_axes=1)(x)
     results = function(x.reshape(len(x), math.prod(x.shape[1:])))
@@ -261,10 +253,8 @@ def clip(tree: PyTree, limit: Scalar) -> PyTree:
 
 
 def flatten(tree: PyTree, name: str) -> tuple[jax.Array, Callable[[jax.Array], PyTree]]:
-    """Returns all leaves as one vector, and a function from such a vector to a tree.
-
-    The vector is float64 if a leaf is, else float32; errors call the tree `name`.
-    """
+    """Returns all leaves as one vector, and a function from such a vector to a tree."""
+    # The vector is float64 if a leaf is, else float32; errors call the tree `name`.
     leaves = [jnp.asarray(leaf) for leaf in jax.tree.leaves(tree)]
     kinds = [f"{leaf.dtype}{list(leaf.shape)}" for leaf in leaves]
     is_real = not any(jnp.iscomplexobj(leaf) for leaf in leaves)

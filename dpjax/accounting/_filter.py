@@ -6,9 +6,8 @@ does. If the Renyi divergences of the releases, at one order that is fixed with 
 limit, add up to at most R for all outcomes, then the divergence of all releases
 together is at most R: `docs/privacy/proofs/choices.md`, 6.1. A release with a delta
 adds delta to the total delta, and padded Poisson batches with overflow probability tau
-add (1 + e^epsilon) tau: `docs/privacy/proofs/choices.md`, 6.2. Half of the filter's
-delta pays for these; the other half converts the divergence to epsilon. At delta = 0
-the order is infinite, and pure epsilons add up.
+add (1 + e^epsilon) tau (6.2 there). At delta = 0 the order is infinite, and pure
+epsilons add up.
 """
 
 import dataclasses

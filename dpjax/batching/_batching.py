@@ -122,12 +122,11 @@ class Batching(abc.ABC):
         Raises:
             ValueError: If the state was made for another batching or another n.
         """
-        drawn = self.draw_within(state, data, axis_name=axis_name)
-        batch, is_padding_example, following = drawn
-        if is_padding_example is None:
-            is_over, axes = state.step >= state.num_steps, row_axes(data, axis_name)
-            is_padding_example = _mask(is_over, batch, axes)
-        return batch, is_padding_example, following
+        batch, mask, following = self.draw_within(state, data, axis_name=axis_name)
+        if mask is None:
+            is_over = state.step >= state.num_steps
+            mask = _mask(is_over, batch, row_axes(data, axis_name))
+        return batch, mask, following
 
     def draw_within(
         self, state: BatchState, data: PyTree, *, axis_name: AxisName | None = None
