@@ -244,14 +244,12 @@ def _root(function: Callable[[float], float], low: float, high: float) -> float:
 
 
 def _is_enough(epsilon, delta, smoothness, num_coordinates, shift) -> bool:
-    """Returns whether noise of stddev sensitivity / shift is proved to be enough.
-
-    The noise must make a release of num_coordinates numbers (epsilon, delta)-DP. The
-    smooth sensitivities of two neighbors have a ratio r in [e^-B, e^B], B = smoothness.
-    """
-    # At every r, with s = min(1, r) shift, the delta at epsilon of N(0, I) against
-    # N(s e_1, r^2 I) must be at most `delta`. The bound (5) of this module covers the r
-    # in [e^-near, e^near], and (4) covers both sides.
+    """Returns whether noise of stddev sensitivity / shift is proved to be enough."""
+    # It is enough if a release of num_coordinates numbers is (epsilon, delta)-DP. The
+    # smooth sensitivities of two neighbors have a ratio r in [e^-B, e^B], B =
+    # smoothness. At every r, with s = min(1, r) shift, the delta at epsilon of N(0, I)
+    # against N(s e_1, r^2 I) must be at most `delta`. The bound (5) of this module
+    # covers the r in [e^-near, e^near], and (4) covers both sides.
     near = smoothness
     while not _by_two_steps(epsilon, delta, near, num_coordinates, shift):
         near /= 2
@@ -300,7 +298,8 @@ def _largest_scale_delta(epsilon: float, width: float, num_coordinates: int) -> 
 
 def _delta(epsilon, log_ratio, num_coordinates, shift) -> float:
     """Returns the delta at epsilon of N(0, I) against N(shift e_1, r^2 I)."""
-    # It is the cost of noise, D(r, s) of (3), by the integral (6); log r = log_ratio.
+    # I has num_coordinates dimensions, e_1 is the first unit vector, and log r is
+    # `log_ratio`. The result is D(r, s) of (3), the cost of noise, by the integral (6).
     curvature = math.expm1(-2 * log_ratio)  # 1/r^2 - 1
     slope = shift * math.exp(-2 * log_ratio)
     # d log r + curvature x^2/2 - slope x + slope s/2 = epsilon where the event A of (3)
@@ -325,7 +324,8 @@ def _delta(epsilon, log_ratio, num_coordinates, shift) -> float:
 
 def _scale_delta(epsilon: ArrayLike, log_ratio, num_coordinates) -> np.ndarray:
     """Returns the deltas, at real epsilons, of N(0, I) against N(0, r^2 I)."""
-    # These are costs where only the scale of the noise differs. log r is `log_ratio`.
+    # I has num_coordinates dimensions, and log r is `log_ratio`. This is the cost of
+    # noise if only its scale differs between neighbors.
     t = np.asarray(epsilon, np.float64)
     growth = np.exp(np.minimum(t, _LARGEST_EXPONENT))
     if num_coordinates == 0:

@@ -259,9 +259,10 @@ class WrittenOut:
 
 
 def joined(sites, residuals, cotangents, axis: int) -> tuple[jax.Array, jax.Array]:
-    """Returns one example's factors of all sites, concatenated along an axis."""
-    # A site is an equation that uses a parameter. `residuals` and `cotangents` have an
-    # item for each site: inputs that were stored, and the cotangent of its result.
+    """Returns an example's factors of a gradient, from all uses of the parameter."""
+    # Each of `sites` is a use, an equation. `residuals` and `cotangents` have an item
+    # for each: inputs that were stored, and the cotangent of the result. The factors,
+    # vectors or places and cotangents, are concatenated along `axis`.
     pairs = [
         site.factors(x, y)
         for site, x, y in zip(sites, residuals, cotangents, strict=True)

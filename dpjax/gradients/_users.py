@@ -172,7 +172,8 @@ def within_range(user_ids: Any, num_users: int) -> jax.Array:
 
 
 def check_users(user_ids, num_users, records_per_user, user_gradient) -> None:
-    """Raises `ValueError` if arguments of `robust_grad` about users do not fit."""
+    """Raises `ValueError` if these arguments of `robust_grad` do not fit."""
+    # user_ids are integers (n,), or None if samples are records and not users.
     _validate.choice(UserGradient, user_gradient=user_gradient)
     if user_ids is None:
         rule, many = "None without user_ids", records_per_user

@@ -207,7 +207,7 @@ def _scan(
 
     def step(best: _Best, chunk) -> tuple[_Best, None]:
         """Returns the better of the best candidate so far and the best of a chunk."""
-        words, i = chunk
+        words, i = chunk  # of a key, and the number of the chunk
         chunk_key = jax.random.wrap_key_data(words, impl=impl)
         scores = jnp.asarray(score_fn(i)).astype(dtype)
         scores = jnp.where(jnp.isnan(scores), -largest, scores)

@@ -97,7 +97,7 @@ def chain(*transforms: optax.GradientTransformation) -> PrivateMean:
         return mean.init(params), *(part.init(wide) for part in parts)
 
     def release(updates, state, params=None, **extra_args):
-        """Returns the update after all parts, the new states, and no stddev (None)."""
+        """Returns the update after all parts, the new states, and None as stddev."""
         updates, new, noise_stddev = mean.release(
             updates, state[0], params, **extra_args
         )

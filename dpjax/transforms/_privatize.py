@@ -321,7 +321,7 @@ class _NoisyMean(NamedTuple):
 
 
 def _restored(measured: PrivateMean, scaled: Scaled) -> PrivateMean:
-    """Returns `measured`, a private mean of samples over scales, times the scales."""
+    """Returns a private mean in units of the samples, from one in units of scales."""
 
     def release(updates, state, params=None, **extra_args):
         mean, state, stddev = measured.release(updates, state, params, **extra_args)
