@@ -5,7 +5,7 @@ again with a shift of zero added to the result of each site: `factored_grad`.
 
 Before its use a parameter may pass through operations that move its entries or change
 their precision, and into the program of a `jit`, a `jax.checkpoint`, a branch of a
-`cond`, or a `scan` (whole, or a slice in each turn). Three uses allow factors: the
+`cond`, or a `scan` (whole, or a slice in each iteration). Three uses allow factors: the
 parameter is multiplied (`_products`); a few of its rows are read, a look-up; or a layer
 with its own derivative uses it, by `jax.custom_vjp` or `jax.custom_jvp`. The gradient
 of a parameter with any other use is written out.
@@ -166,16 +166,16 @@ def _through_scan(place: Place, equation: Any, inputs: list, shifts, run):
     num_whole, num_carried = params["num_consts"], params["num_carry"]
     consts, rest = inputs[:num_whole], inputs[num_whole:]
 
-    # Shifts and residuals are sliced and stacked by turn, as slices and results are.
-    def body(carry, turn):
-        slices, shifts = turn
+    # Shifts and residuals are sliced and stacked by iteration, as slices and results.
+    def body(carry, sliced):
+        slices, shifts = sliced
         args = [*consts, *carry, *slices]
         results, residuals = run(shifts, params["jaxpr"], args, place)
         return results[:num_carried], (results[num_carried:], residuals)
 
     options = {name: params[name] for name in ("length", "reverse", "unroll")}
-    turns = rest[num_carried:], shifts
-    last, (each, residuals) = jax.lax.scan(body, rest[:num_carried], turns, **options)
+    sliced = rest[num_carried:], shifts
+    last, (each, residuals) = jax.lax.scan(body, rest[:num_carried], sliced, **options)
     return [*last, *each], residuals
 
 
@@ -355,7 +355,7 @@ def _only(leaf_uses: list[Use]) -> Use:
     if use is None:
         return WrittenOut(many)
     # Factors pay if they are much smaller than their product, or if a loop would add to
-    # the written-out gradient in every turn.
+    # the written-out gradient in every iteration.
     if isinstance(use, Product) and not (use.is_smaller or use.is_in_loop):
         return WrittenOut(use.why if len(leaf_uses) == 1 else many)
     if isinstance(use, Lookup) and not use.is_smaller:
@@ -474,7 +474,7 @@ def _inside(equation: Any, operands: dict[int, Image], place: Place):
     passed = {}
     for k, image in operands.items():
         moves, is_each = image.moves, k >= num_carried
-        if num_whole <= k < num_carried:  # a carry changes from turn to turn
+        if num_whole <= k < num_carried:  # a carry changes
             continue
         if is_each:
             moves = Moves((*moves, EACH))
@@ -511,7 +511,7 @@ def _use(jaxpr, equation, operand: int, image: Image, place: Place, is_alone: bo
     # of the parameter, moved as `image` describes. is_alone tells that no other input
     # has entries of a parameter.
     kind, use = equation.primitive, None
-    # Only look-ups outside of loops are supported: places belong to one turn.
+    # Only look-ups outside of loops are supported: places belong to one iteration.
     is_first = operand == 0 and is_alone and not image.loops
     if kind.name in ("custom_vjp_call", "custom_jvp_call"):
         use = product_of_rule(jaxpr, equation, operand, image, place)

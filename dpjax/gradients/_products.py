@@ -50,7 +50,7 @@ TREE = 32  # terms of a level
 
 
 class Loop(NamedTuple):
-    """Describes a `scan` around a use; is_each if each turn has its own slice."""
+    """Describes a `scan` around a use; is_each if each iteration has its own slice."""
 
     length: int
     is_each: bool
@@ -89,9 +89,9 @@ class Site(NamedTuple):
             table, entries of a row).
         kind: "vector", "patch" of an image, or "one-hot" for products; else "row".
         residuals: selects the inputs of the equation to keep for the backward pass.
-        factors: maps residuals and the result's cotangents of all turns to vectors
-            (G, T, p) and cotangents (G, T, q), or for look-ups to places (num_read,)
-            and cotangents (num_read, q).
+        factors: maps residuals and cotangents of the result, of all iterations, to
+            vectors (G, T, p) and cotangents (G, T, q), or for look-ups to places
+            (num_read,) and cotangents (num_read, q).
     """
 
     at: Place
@@ -176,9 +176,9 @@ class Product:
 
     @property
     def is_in_loop(self) -> bool:
-        """Returns whether one product after a `scan` replaces additions in each turn.
+        """Returns whether one product after a `scan` can replace its many additions.
 
-        It needs the vectors of all turns: too much if they are patches or one-hot.
+        It needs the vectors of all iterations: too much if they are patches or one-hot.
         """
         loops = [loop for site in self.sites for loop in site.loops]
         return self.kinds == {"vector"} and not all(loop.is_each for loop in loops)

@@ -286,7 +286,7 @@ class PieceSum(NamedTuple):
         return cls(*(jax.tree.map(jnp.zeros_like, tree) for _ in range(2)))
 
     def plus(self, piece: Unrounded, limit: Scalar) -> "PieceSum":
-        """Returns the sum plus a batch piece's mean, in units of its bound `limit`."""
+        """Returns the sum plus the mean of one more piece, within ±limit."""
 
         def scaled(x: jax.Array) -> jax.Array:
             return x / _unit(limit, x)

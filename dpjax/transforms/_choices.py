@@ -168,7 +168,8 @@ def frank_wolfe(
         return FrankWolfeState(KeyState.of(key).key, jnp.zeros((), jnp.int32), change)
 
     def update(updates, state, params=None):
-        """Returns the step from params to a vertex, chosen by the mean gradient."""
+        """Returns the step from params to a private vertex, and the next state."""
+        # `updates` is a mean gradient, a pytree like params.
         require_params(params)
         next_key, choice_key = jax.random.split(state.key)
         scores = constraint.vertex_scores(clip(updates, limit))
@@ -260,6 +261,7 @@ def peel(
 
     def update(updates, state, params=None):
         """Returns the step from params to a sparse release of params + updates."""
+        # The second result is the state, with the key of the next draw.
         require_params(params)
         next_key, peel_key = jax.random.split(state.key)
         start, unflatten = flatten(params, "params")

@@ -231,9 +231,9 @@ def _random_bits(key: Key, attempt: int) -> jax.Array:
 
 
 @partial(jax.jit, static_argnums=0)
-def _draw(size: int, key: Key, turn: Any) -> tuple[jax.Array, Key]:
-    """Draws the index of a turn's candidate; returns it and the key of the run."""
-    index_key, run_key = jax.random.split(jax.random.fold_in(key, turn))
+def _draw(size: int, key: Key, number: Any) -> tuple[jax.Array, Key]:
+    """Returns the index of the candidate of a run, by its number, and the run's key."""
+    index_key, run_key = jax.random.split(jax.random.fold_in(key, number))
     return jax.random.randint(index_key, (), 0, size), run_key
 
 
@@ -323,24 +323,24 @@ class Runs:
         treedef = self.treedefs[0 if self.is_stacked else progress.candidate]
         return jax.tree.unflatten(treedef, map(jnp.asarray, progress.leaves))
 
-    def made(self, key: Key, turns: range) -> Iterator[tuple[int, Solution, float]]:
-        """Makes the runs of `turns`; yields candidate's index, solution and score."""
-        # Turns number runs, from 1: key and turn determine the candidate of a run.
+    def made(self, key: Key, numbers: range) -> Iterator[tuple[int, Solution, float]]:
+        """Yields the candidate's index, the solution and the score of several runs."""
+        # Runs are numbered from 1; `key` and a run's number determine its candidate.
 
-        def run(turn: int) -> tuple[int, Solution, float]:
-            index, run_key = _draw(self.size, key, turn)
+        def run(number: int) -> tuple[int, Solution, float]:
+            index, run_key = _draw(self.size, key, number)
             index = int(index)
             solution, score = self.run_of(index, run_key)
             return index, solution, float(score)
 
-        if len(turns) == 1:
-            yield run(turns[0])
+        if len(numbers) == 1:
+            yield run(numbers[0])
             return
         if not self.is_stacked:
-            with ThreadPoolExecutor(len(turns)) as pool:
-                yield from pool.map(run, turns)
+            with ThreadPoolExecutor(len(numbers)) as pool:
+                yield from pool.map(run, numbers)
             return
-        indices, keys = jax.vmap(partial(_draw, self.size, key))(jnp.asarray(turns))
+        indices, keys = jax.vmap(partial(_draw, self.size, key))(jnp.asarray(numbers))
         solutions, scores = jax.vmap(self.run_of)(indices, keys)
         scores = np.asarray(scores, float).tolist()
         for i, index in enumerate(np.asarray(indices).tolist()):
@@ -363,9 +363,9 @@ def _search(
             store.save(0, progress.arrays())
     while progress.num_done < progress.num_runs:
         first = progress.num_done + 1
-        turns = range(first, first + num_parallel)
-        for index, solution, score in runs.made(key, turns):
-            # Parallel runs beyond K fill up the last turns, and are dropped.
+        numbers = range(first, first + num_parallel)
+        for index, solution, score in runs.made(key, numbers):
+            # Parallel runs beyond K fill up the last numbers, and are dropped.
             if progress.num_done == progress.num_runs:
                 break
             if known is not None:
