@@ -172,10 +172,10 @@ def run_losses(
     stddev: float, num_steps: int, num_bins: int, other_multiplier: float
 ) -> tuple[PrivacyLossDistribution, PrivacyLossDistribution]:
     """Returns the privacy loss distributions for a removed and for an added record."""
-    # Epsilon follows from them. A record enters one random step of each epoch of
-    # `num_bins` steps; the last may be shorter. `stddev` of a step and
-    # `other_multiplier` of another Gaussian release (inf: none) are in units of the
-    # record's norm bound.
+    # They are of a run with random allocation: the record enters one random step of
+    # each epoch of `num_bins` steps; the last epoch may be shorter. `stddev` of a step
+    # and `other_multiplier` of another Gaussian release (inf: none) are in units of the
+    # norm bound of the record.
     shift = 1 / stddev
     epochs, last = divmod(num_steps, num_bins)
     # The variance of the losses, and the largest loss of an epoch, set the spacing.

@@ -182,8 +182,8 @@ def approximate(epsilon: float, delta: float) -> Profile:
 
 def root(excess: Callable[[float], float]) -> float:
     """Returns the zero of a decreasing function, rounded up; 0 if excess(0) <= 0."""
-    # `excess` is delta(epsilon) minus the wanted delta, so that the zero is the epsilon
-    # at this delta. It is inf beyond 1e4.
+    # `excess` is delta(epsilon) minus a given delta, so that the zero is the epsilon at
+    # this delta. The result is inf for a zero beyond 1e4.
     if excess(0.0) <= 0:
         return 0.0
     lower, upper = 0.0, 1.0
@@ -242,7 +242,7 @@ def overflow_of(epsilon: float, delta: float, event: dpa.DpEvent) -> float:
 def _of_event(event: dpa.DpEvent, relation: NeighboringRelation) -> Profile | None:
     """Returns the privacy profile, delta by epsilon, of an event, or None."""
     # The result is None if neither an accountant nor a pure epsilon bounds the event.
-    # Its numbers have the units that `gaussian_event` documents.
+    # The numbers of the event have the units that `gaussian_event` documents.
     parts, relation = list(leaves(event)), read_under(relation)
     kinds = {type(part) for part, _ in parts}
     if any(has_no_noise(part) for part, _ in parts):

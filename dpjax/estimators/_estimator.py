@@ -340,8 +340,9 @@ class Mean(Estimator):
 
 
 def _fold_stream(stream, estimator, normalize_by, is_rounded):
-    """Returns the robust mean and aux of a stream of samples, as `_folded` does."""
-    # `normalize_by` divides the sum; for None, the number of rows does.
+    """Returns the robust mean and aux of a `SampleStream`, as `_folded` does."""
+    # The sum is divided by normalize_by, or for None by the number of rows. The mean is
+    # rounded if `is_rounded.value`, which is static under jit.
     axes = stream.axes
 
     def on_device(replicated, rows):
