@@ -6,6 +6,7 @@ never smaller than the true one, nor a printed lower bound larger than the prove
 
 import math
 import sys
+from collections.abc import Callable
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from fractions import Fraction
 
@@ -79,18 +80,26 @@ def factor_up(epsilon: float) -> str:
     return _text(factor.quantize(step, ROUND_CEILING, Context(prec=50)), 6)
 
 
-def sum_up(*values: float) -> float:
+def sum_up(
+    *values: float, exactly: Callable[[float], Decimal | Fraction] = Fraction
+) -> float:
     """Returns the smallest float that is at least the exact sum, to add privacy costs.
+
+    `exactly` reads a float as a number: as its binary value, or with `as_decimal` as
+    its shortest decimal, by which ten costs of 0.1 fit in a limit of 1.
 
     Example:
         >>> sum_up(1.0, 1e-20), sum_up(1e308, 1e308)
         (1.0000000000000002, inf)
     """
-    exact = sum(map(Fraction, values))
+    if math.inf in values:
+        return math.inf
+    exact = sum(Fraction(exactly(value)) for value in values)
     if exact > sys.float_info.max:
         return math.inf
     nearest = float(exact)
-    return nearest if nearest >= exact else math.nextafter(nearest, math.inf)
+    is_enough = Fraction(exactly(nearest)) >= exact
+    return nearest if is_enough else math.nextafter(nearest, math.inf)
 
 
 def difference_down(total: float, part: float) -> float:

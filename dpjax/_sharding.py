@@ -30,11 +30,9 @@ Devices = tuple[Device, ...]
 
 
 def row_axes(rows: PyTree, axis_name: AxisName | None) -> tuple[str, ...]:
-    """Returns the names of the mesh axes over which rows are sharded, () if none.
-
-    `by_device` needs them. axis_name gives them, `()` for none; None reads them from
-    the arrays, which must agree. Traced arrays show Explicit axes only.
-    """
+    """Returns the names of the mesh axes over which rows are sharded, () if none."""
+    # `by_device` needs them. They are those of axis_name, `()` for none; if it is None,
+    # those of the arrays in `rows`, which must agree. Traced arrays show Explicit axes.
     axes_of_leaves = sorted({_leading_axes(x) for x in jax.tree.leaves(rows)} - {()})
     if axis_name is None:
         rule = f"given, as arrays are sharded over different axes: {axes_of_leaves}"
@@ -61,10 +59,8 @@ def num_shares(axes: tuple[str, ...]) -> int:
 
 
 def num_other_devices(x: jax.Array) -> int:
-    """Returns the number of devices over the Auto and Explicit axes of x's mesh.
-
-    A traced array may be sharded over Auto axes without showing it.
-    """
+    """Returns the number of devices over the Auto and Explicit axes of x's mesh."""
+    # A traced array may be sharded over Auto axes without showing it.
     mesh = jax.typeof(x).sharding.mesh
     sizes = zip(mesh.axis_types, mesh.axis_sizes, strict=True)
     return math.prod(size for kind, size in sizes if kind is not AxisType.Manual)
@@ -89,8 +85,7 @@ def by_device(
             "are the same on all devices would count several times"
         )
         vary = [varying_axes(x) >= set(axes) for x in jax.tree.leaves(rows)]
-        is_fine = _is_unchecked(axes) or all(vary)
-        _validate.require(is_fine, "axis_name", axes, rule)
+        _validate.require(_is_unchecked(axes) or all(vary), "axis_name", axes, rule)
     if is_manual or not axes:
         return function(replicated, rows)
     mesh = _mesh_of(axes, (rows, replicated))
@@ -122,7 +117,7 @@ def by_device(
 
 
 def gathered(tree: PyTree) -> PyTree:
-    """Returns sharded arrays copied to all devices, for functions of all rows."""
+    """Returns a tree with sharded arrays copied to all devices, such as for a sort."""
 
     def replicated(x: Any) -> Any:
         if isinstance(x, Tracer) or not _leading_axes(x):
@@ -134,16 +129,13 @@ def gathered(tree: PyTree) -> PyTree:
 
 
 def with_auto_axes(tree: PyTree) -> PyTree:
-    """Returns a tree with the same shards of arrays, over Auto axes of the mesh.
-
-    JAX rejects operations on an array over Explicit axes and an array without a mesh.
-    """
+    """Returns a tree with the same shards of arrays, over Auto axes of the mesh."""
+    # JAX rejects operations on an array over Explicit axes and an array without a mesh.
 
     def same(x: Any) -> Any:
         if isinstance(x, Tracer) or not _leading_axes(x):
             return x
-        sharding = NamedSharding(_auto(x.sharding.mesh), x.sharding.spec)
-        return jax.device_put(x, sharding)
+        return jax.device_put(x, NamedSharding(_auto(x.sharding.mesh), x.sharding.spec))
 
     return jax.tree.map(same, tree)
 
@@ -174,11 +166,9 @@ def varying_axes(x: Any) -> frozenset[str]:
 
 
 def varying(tree: PyTree, axes: Any) -> PyTree:
-    """Returns values cast to vary over mesh axes, inside `jax.shard_map`.
-
-    The gradient with respect to a replicated value is summed over devices. With respect
-    to a varying value, each device has its own gradient, of its own rows.
-    """
+    """Returns values cast to vary over mesh axes, inside `jax.shard_map`."""
+    # The gradient with respect to a replicated value is summed over devices. With
+    # respect to a varying value, each device has its own gradient, of its own rows.
 
     def cast(x):
         missing = tuple(sorted(set(axes) - varying_axes(x)))
@@ -216,10 +206,8 @@ def check_key_varies_as(value: PyTree, key: jax.Array) -> None:
 
 
 def check_key_of_rows(key: jax.Array, rows: PyTree) -> None:
-    """Requires a typed key that varies over all axes over which rows may vary.
-
-    Otherwise each device would release a mean of its own rows, with the same noise.
-    """
+    """Requires a typed key that varies over all axes over which rows may vary."""
+    # Otherwise each device would release a mean of its own rows, with the same noise.
     _validate.typed_key(key)
     given = [x for x in jax.tree.leaves(rows) if isinstance(x, jax.Array)]
     axes = manual_axes_of(given)
@@ -233,11 +221,9 @@ def check_key_of_rows(key: jax.Array, rows: PyTree) -> None:
 
 
 def zeros(like: Any, shape: tuple[int, ...] | None = None) -> jax.Array:
-    """Returns zeros with the dtype, sharding and varying axes of `like`.
-
-    A loop may then add arrays like `like` to them. The shape is that of `like` by
-    default; any other must have as many axes.
-    """
+    """Returns zeros with the dtype, sharding and varying axes of `like`."""
+    # A loop may then add arrays like `like` to them. The shape is that of `like` by
+    # default; any other must have as many axes.
     shape = like.shape if shape is None else shape
     sharding = _type(like).sharding
     is_explicit = isinstance(sharding, NamedSharding) and any(sharding.spec)
@@ -246,8 +232,7 @@ def zeros(like: Any, shape: tuple[int, ...] | None = None) -> jax.Array:
 
 
 def _type(x: Any) -> Any:
-    is_type = isinstance(x, jax.ShapeDtypeStruct | ShapedArray)
-    return x if is_type else jax.typeof(x)
+    return x if isinstance(x, jax.ShapeDtypeStruct | ShapedArray) else jax.typeof(x)
 
 
 def _leading_axes(x: Any) -> tuple[str, ...]:
@@ -277,7 +262,10 @@ def _is_unchecked(axes: tuple[str, ...]) -> bool:
 
 
 def _mesh_of(axes: tuple[str, ...], tree: PyTree) -> Mesh | AbstractMesh:
-    """Returns a mesh with `axes`, for `shard_map`: of `jax.set_mesh`, or of arrays."""
+    """Returns a mesh with all of `axes`: that of `jax.set_mesh`, or of arrays in tree.
+
+    `by_device` maps a function over it; without such a mesh this raises `ValueError`.
+    """
     meshes = [jax.sharding.get_abstract_mesh()]
     shardings = map(_sharding_of, jax.tree.leaves(tree))
     meshes += [sharding.mesh for sharding in shardings if sharding is not None]
@@ -336,7 +324,7 @@ def is_first_process(devices: Devices) -> bool:
 
 
 def rows_of_all(row: np.ndarray, devices: Devices) -> np.ndarray:
-    """Returns the vectors (m,) of all processes, (processes, m), to compare them.
+    """Gathers the vectors `row` (m,) of all processes, (processes, m), to compare them.
 
     All processes of `devices` must call it; () stands for this process only.
     """
@@ -394,11 +382,9 @@ def _digest(parts: Iterable[bytes]) -> bytes:
 
 
 def _own(value: PyTree) -> Iterator[bytes]:
-    """Yields the bytes of all leaves of which each process has every entry.
-
-    `digests` hashes them, and raises an error if processes differ. An array sharded
-    over processes adds its path, dtype and shape only; `_shards` yields its entries.
-    """
+    """Yields the bytes of all leaves of which each process has every entry."""
+    # `digests` hashes them, and raises an error if processes differ. An array sharded
+    # over processes adds its path, dtype and shape only; `_shards` yields its entries.
     for path, leaf in jax.tree_util.tree_leaves_with_path(value):
         if isinstance(leaf, str):
             yield leaf.encode()

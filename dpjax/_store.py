@@ -82,6 +82,7 @@ class Store(NamedTuple):
 
     def check(self) -> None:
         """Raises `ValueError` if the saved state is of a run with other arguments."""
+        # Such a run would draw the noise of the saved run again, for other data.
         if self._is_first:
             self._remove(".part")  # a process may have been killed while it wrote
         step = self.step

@@ -1,7 +1,6 @@
 """Helpers for pytrees and arrays: registration, conversion, stacking, flattening."""
 
 import dataclasses
-import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -97,7 +96,11 @@ def narrowed(array: np.ndarray, *, copy: bool | None = None) -> np.ndarray:
 
 
 def real_pair(features: Any, targets: Any, name: str) -> tuple[Any, Any]:
-    """Returns real arrays, features (n, d) and targets (n,), not empty, or raises."""
+    """Returns features (n, d) and targets (n,) as arrays, checked for a linear model.
+
+    Raises `ValueError` for an array that is complex, empty or of another shape; it
+    calls the targets `name`, the name of the caller's argument.
+    """
     pair = _validate.numbers(features, "features"), _validate.numbers(targets, name)
     for of, x, ndim in zip(("features", name), pair, (2, 1), strict=True):
         is_array = hasattr(x, "dtype")
@@ -112,7 +115,8 @@ def real_pair(features: Any, targets: Any, name: str) -> tuple[Any, Any]:
 
 
 def linear_data(features: Any, targets: Any) -> tuple[jax.Array, jax.Array]:
-    """Returns checked features (n, d) and targets (n,) in one float dtype, for fits."""
+    """Returns features (n, d) and targets (n,), checked, as JAX arrays of one dtype."""
+    # It is float64 if one of them has it, else float32. Integers become floats.
 
     def array(values: Any, name: str) -> jax.Array:
         x = _validate.numbers(values, name)
@@ -169,10 +173,9 @@ def _barrier(tree):
 
 
 def _called(tree):
-    """Returns `tree` by calls that XLA must not inline, so that all uses are equal.
-
-    Otherwise XLA could compute a float anew, and round it otherwise, where it is used.
-    """
+    """Returns `tree` by calls that XLA must not inline, so that all uses are equal."""
+    # Otherwise XLA could compute a float anew, and round it otherwise, where it is
+    # used.
     leaves, structure = jax.tree.flatten(tree)
     at = [i for i, x in enumerate(leaves) if jnp.issubdtype(x.dtype, jnp.floating)]
     # With few arrays each gets a call of its own, so that not all are in memory at
@@ -186,10 +189,8 @@ def _called(tree):
 
 
 def stack(arrays: list[jax.Array], axis: int) -> jax.Array:
-    """Returns arrays of one shape, stacked along a new axis.
-
-    XLA compiles equal operations once, so arrays are stacked in groups of equal size.
-    """
+    """Returns arrays of one shape, stacked along a new axis."""
+    # XLA compiles equal operations once, so arrays are stacked in groups of equal size.
     size = math.isqrt(len(arrays))
     some = [jnp.stack(arrays[i : i + size], axis) for i in range(0, len(arrays), size)]
     return jnp.concatenate(materialized(some), axis)
@@ -199,21 +200,19 @@ def split(x: jax.Array, sizes: list[int]) -> list[jax.Array]:
     """Returns x in parts of `sizes` rows, like `jnp.split`, but quick to compile."""
     size = math.isqrt(len(sizes)) if len(sizes) > 64 else len(sizes)
     some = [sizes[i : i + size] for i in range(0, len(sizes), size)]
-    parts = jnp.split(x, list(itertools.accumulate(map(sum, some)))[:-1])
+    parts = jnp.split(x, np.cumsum([sum(of) for of in some])[:-1])
     parts = materialized(parts) if len(parts) > 1 else parts
     return [
         row
         for part, of in zip(parts, some, strict=True)
-        for row in jnp.split(part, list(itertools.accumulate(of))[:-1])
+        for row in jnp.split(part, np.cumsum(of)[:-1])
     ]
 
 
 def by_row(function: Callable[..., PyTree], size: int) -> Callable[..., PyTree]:
-    """Returns the function mapped over axis 0, of length `size`.
-
-    It is `jax.vmap` of the function, except for one row, because under the slower
-    `jax.vmap` conditions become selections, and convolutions become grouped.
-    """
+    """Returns the function mapped over axis 0, of length `size`."""
+    # It is `jax.vmap` of the function, except for one row, because under the slower
+    # `jax.vmap` conditions become selections, and convolutions become grouped.
     if size > 1:
         return jax.vmap(function)
 
@@ -225,11 +224,9 @@ def by_row(function: Callable[..., PyTree], size: int) -> Callable[..., PyTree]:
 
 
 def by_column(function: Callable[[jax.Array], PyTree], x: jax.Array) -> PyTree:
-    """Returns `function` of the columns of x (n, ...), with leaves of shape (...).
-
-    `function`, such as a median, maps a matrix (n, d) to leaves (d,). So x is reshaped
-    to a matrix, except for axes that may be sharded, which are not merged.
-    """
+    """Returns `function` of the columns of x (n, ...), with leaves of shape (...)."""
+    # `function`, such as a median, maps a matrix (n, d) to leaves (d,). So x is
+    # reshaped to a matrix, except for axes that may be sharded, which are not merged.
     if x.ndim > 2 and num_other_devices(x) > 1:
         return jax.vmap(partial(by_column, function), in_axes=1)(x)
     results = function(x.reshape(len(x), math.prod(x.shape[1:])))
@@ -256,10 +253,8 @@ def clip(tree: PyTree, limit: Scalar) -> PyTree:
 
 
 def flatten(tree: PyTree, name: str) -> tuple[jax.Array, Callable[[jax.Array], PyTree]]:
-    """Returns all leaves as one vector, and a function from such a vector to a tree.
-
-    The vector is float64 if a leaf is, else float32; errors call the tree `name`.
-    """
+    """Returns all leaves as one vector, and a function from such a vector to a tree."""
+    # The vector is float64 if a leaf is, else float32; errors call the tree `name`.
     leaves = [jnp.asarray(leaf) for leaf in jax.tree.leaves(tree)]
     kinds = [f"{leaf.dtype}{list(leaf.shape)}" for leaf in leaves]
     is_real = not any(jnp.iscomplexobj(leaf) for leaf in leaves)

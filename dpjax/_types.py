@@ -36,8 +36,7 @@ def check_divisor(normalize_by: Any, relation: NeighboringRelation) -> None:
     if normalize_by is not None:
         _validate.positive(normalize_by=normalize_by)
     is_fine = relation in (REPLACE_ONE, ADD_OR_REMOVE_ONE)
-    rule = "REPLACE_ONE or ADD_OR_REMOVE_ONE"
-    _validate.require(is_fine, "relation", relation, rule)
+    _validate.require(is_fine, "relation", relation, "REPLACE_ONE or ADD_OR_REMOVE_ONE")
     rule = (
         "given under ADD_OR_REMOVE_ONE, where the size of a batch is private: n for a "
         "full batch, else the expected size"

@@ -39,10 +39,9 @@ def is_concrete(value: Any) -> bool:
 
 
 def _number(rule: str, holds: Callable[[np.ndarray], Any]) -> Callable[..., None]:
-    """Returns a check, which raises `ValueError` for arguments that fail `holds`.
-
-    It takes arguments by keyword, and skips traced values. The message has `rule`.
-    """
+    """Returns a function that checks numbers or arrays, given as keyword arguments."""
+    # It raises `ValueError`, with `rule`, if `holds` is false for any entry of one of
+    # them, an array of float64. It skips traced values.
 
     def check(**arguments: Any) -> None:
         for name, value in arguments.items():
@@ -103,8 +102,7 @@ def typed_key(key: Any) -> None:
     is_array = isinstance(key, jax.Array) and key.ndim == 0
     is_fine = is_array and jax.numpy.issubdtype(key.dtype, jax.dtypes.prng_key)
     shown = key if hasattr(key, "aval") else type(key)  # an int may be a seed
-    rule = "a single typed JAX key, such as jax.random.key(0)"
-    require(is_fine, "key", shown, rule)
+    require(is_fine, "key", shown, "a single typed JAX key, such as jax.random.key(0)")
 
 
 def estimator(value: Any) -> None:
@@ -133,7 +131,11 @@ def real(**trees: Any) -> None:
 
 
 def numbers(tree: Any, name: str, rule: str = "numbers") -> Any:
-    """Makes leaves such as pandas Series NumPy arrays; errors show no values."""
+    """Returns a tree with all leaves but JAX arrays and numbers as NumPy arrays.
+
+    Raises `ValueError` for a leaf such as text: `name` must be `rule`. It shows the
+    type and shape of the leaf, never values, because they may be private.
+    """
     import jax
 
     def array(x: Any) -> Any:
@@ -169,5 +171,4 @@ def mask(is_padding_example: Any, num_rows: int) -> None:
         is_mask = isinstance(x, jax.Array | np.ndarray) and x.dtype == np.bool_
         rule = f"a boolean array of shape ({num_rows},), one entry for each row"
         shown = f"{getattr(x, 'dtype', type(x).__name__)}{list(np.shape(x))}"
-        is_fine = is_mask and x.shape == (num_rows,)
-        require(is_fine, "is_padding_example", shown, rule)
+        require(is_mask and x.shape == (num_rows,), "is_padding_example", shown, rule)

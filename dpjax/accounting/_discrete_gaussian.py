@@ -71,12 +71,7 @@ def discrete_gaussian_stddev(
     """
     _validate.positive(epsilon=epsilon)
     _validate.probability(delta=delta)
-    _validate.non_negative(sensitivity=sensitivity)
-    _validate.count(
-        num_shares=num_shares,
-        num_coordinates=num_coordinates,
-        num_releases=num_releases,
-    )
+    _validate.count(num_shares=num_shares, num_coordinates=num_coordinates)
     gaussian = {"sensitivity": sensitivity, "num_releases": num_releases}
     setting = {"num_shares": num_shares, "num_coordinates": num_coordinates, **gaussian}
 

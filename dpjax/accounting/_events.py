@@ -59,8 +59,9 @@ class SampleDpEvent(dpa.DpEvent):
 
 
 def leaves(event: dpa.DpEvent, count: int = 1) -> Iterator[tuple[dpa.DpEvent, int]]:
-    """Yields pairs (event, number of times): the uncomposed parts of a composition."""
-    # Bounds are for parts. `event`, which may be nested, itself happens `count` times.
+    """Yields each uncomposed part of an event, with the number of times it happens."""
+    # `event`, which may be a nested composition, itself happens `count` times. Bounds
+    # such as `pure_epsilon` are known for parts only.
     if isinstance(event, dpa.ComposedDpEvent):
         for part in event.events:
             yield from leaves(part, count)
@@ -73,10 +74,8 @@ def leaves(event: dpa.DpEvent, count: int = 1) -> Iterator[tuple[dpa.DpEvent, in
 def map_leaves(
     function: Callable[[dpa.DpEvent], dpa.DpEvent], event: dpa.DpEvent
 ) -> dpa.DpEvent:
-    """Returns a composed event with function(part) in place of each of its parts.
-
-    Lists of parts become tuples, so that the event can be hashed for a cache.
-    """
+    """Returns a composed event with function(part) in place of each of its parts."""
+    # Lists of parts become tuples, so that the event can be hashed for a cache.
     if isinstance(event, dpa.ComposedDpEvent):
         parts: Any = tuple(map_leaves(function, part) for part in event.events)
         return dpa.ComposedDpEvent(parts)

@@ -6,16 +6,12 @@ does. If the Renyi divergences of the releases, at one order that is fixed with 
 limit, add up to at most R for all outcomes, then the divergence of all releases
 together is at most R: `docs/privacy/proofs/choices.md`, 6.1. A release with a delta
 adds delta to the total delta, and padded Poisson batches with overflow probability tau
-add (1 + e^epsilon) tau: `docs/privacy/proofs/choices.md`, 6.2. Half of the filter's
-delta pays for these; the other half converts the divergence to epsilon. At delta = 0
-the order is infinite, and pure epsilons add up.
+add (1 + e^epsilon) tau (6.2 there). At delta = 0 the order is infinite, and pure
+epsilons add up.
 """
 
 import dataclasses
 import math
-import sys
-from collections.abc import Sequence
-from fractions import Fraction
 from typing import NamedTuple
 
 import numpy as np
@@ -23,7 +19,7 @@ from dp_accounting import DpEvent, RandomizedResponseDpEvent
 from dp_accounting.rdp import RdpAccountant
 
 from dpjax import _validate
-from dpjax._rounding import as_decimal, claim, rounded_down, rounded_up
+from dpjax._rounding import as_decimal, claim, rounded_down, rounded_up, sum_up
 from dpjax._types import REPLACE_ONE, NeighboringRelation
 from dpjax.accounting._events import read_under, samples_of
 from dpjax.accounting._guarantee import PrivacyGuarantee, check_relation
@@ -97,8 +93,7 @@ class PrivacyFilter:
         _validate.delta(self.delta)
         check_relation(self.relation)
         if self.order is None:
-            best = _best_order(self.epsilon, self.delta / 2)
-            object.__setattr__(self, "order", best)
+            object.__setattr__(self, "order", _best_order(self.epsilon, self.delta / 2))
         is_integer = self.order in range(2, _LARGEST_ORDER + 1)
         rule = f"inf at delta = 0, else an integer from 2 to {_LARGEST_ORDER}"
         is_fine = self.order == math.inf if self.delta == 0 else is_integer
@@ -115,8 +110,8 @@ class PrivacyFilter:
     @property
     def total(self) -> Spending:
         """Returns the sum of the costs so far, added as decimals and rounded up."""
-        divergences, deltas = zip((0.0, 0.0), *self.spent, strict=True)
-        return Spending(_sum_up(divergences), _sum_up(deltas))
+        columns = zip((0.0, 0.0), *self.spent, strict=True)
+        return Spending(*(sum_up(*column, exactly=as_decimal) for column in columns))
 
     def price(self, *parts: PrivacyGuarantee) -> Spending:
         """Returns the divergence and the delta that a release would cost.
@@ -195,7 +190,9 @@ class PrivacyFilter:
 
     def _price(self, part: PrivacyGuarantee) -> Spending:
         """Returns the Renyi divergence and the delta that one guarantee costs."""
-        # The divergence follows from the event, or else from epsilon and delta.
+        # The divergence, of the filter's order, follows from the event of `part`, or
+        # else from its epsilon and delta. `price` takes the maximum over disjoint
+        # parts.
         if self.order == math.inf:
             return Spending(part.epsilon if part.delta == 0 else math.inf, 0.0)
         event = part.dp_event
@@ -210,7 +207,8 @@ class PrivacyFilter:
 
     def _divergence(self, event: DpEvent, relation: NeighboringRelation) -> float:
         """Returns a bound of an event's Renyi divergence, at the filter's order."""
-        # It is inf if `dp_accounting` cannot read the event. `_price` charges it.
+        # `_price` charges it. It is inf if `dp_accounting` cannot read the event under
+        # `relation`.
         order = self.order or 2
         accountant = RdpAccountant([order], neighboring_relation=relation)
         if not accountant.supports(event):
@@ -221,17 +219,6 @@ class PrivacyFilter:
         known = float(accountant.get_epsilon(math.exp(-40.0) / order))
         divergence = known - 40.0 / (order - 1) - math.log1p(-1 / order)
         return max(0.0, divergence) * (1 + _RELATIVE) + _ABSOLUTE
-
-
-def _sum_up(numbers: Sequence[float]) -> float:
-    """Adds up costs as decimals, rounded up: ten costs of 0.1 fit in a limit of 1."""
-    if math.inf in numbers:
-        return math.inf
-    exact = sum(Fraction(as_decimal(x)) for x in numbers)
-    nearest = float(exact) if exact <= sys.float_info.max else math.inf
-    if nearest == math.inf or Fraction(as_decimal(nearest)) >= exact:
-        return nearest
-    return math.nextafter(nearest, math.inf)
 
 
 def _affordable(epsilon: float, delta: float, orders: np.ndarray) -> np.ndarray:

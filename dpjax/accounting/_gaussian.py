@@ -123,8 +123,7 @@ def gaussian_epsilon(
     with np.errstate(divide="ignore"):  # A delta that rounds to zero has log -inf.
         epsilon = gaussian_mechanism.get_epsilon_gaussian(unit, delta, tol=1e-15)
     if epsilon < _SMALLEST_ANALYTIC_EPSILON:
-        by_zcdp = rho_to_epsilon(1 / (2 * unit**2), delta)
-        return min(_SMALLEST_ANALYTIC_EPSILON, by_zcdp)
+        return min(_SMALLEST_ANALYTIC_EPSILON, rho_to_epsilon(1 / (2 * unit**2), delta))
     return float(epsilon) * (1 + _EPSILON_SLACK)
 
 

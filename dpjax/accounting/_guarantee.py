@@ -390,9 +390,9 @@ def _any_one(unit: str, relation: NeighboringRelation, num_samples: int | None) 
 
 
 def _describe(epsilon, delta, relation: NeighboringRelation, replaced: str) -> str:
-    """Returns the guarantee in one sentence, with epsilon and delta rounded up."""
-    # `replaced` are the words for what neighbors differ in, from `_any_one`.
-    # Rounded up: the text never claims more than is proved.
+    """Returns the description of a `PrivacyGuarantee`, one sentence."""
+    # `replaced` says what neighbors differ in, such as "any one record". Epsilon and
+    # delta are rounded up: the text never claims more than is proved.
     shown = rounded_up(epsilon, 4)
     factor = f"e^{shown}"
     # Outside this range e^epsilon overflows, or has too many digits to be read.
@@ -432,8 +432,9 @@ def _multiple(epsilon: float, group_size: int) -> float:
 
 
 def _event(group_size: int, event: DpEvent) -> DpEvent:
-    """Returns the event of a release for neighbors that differ in several records."""
-    # `event`, not composed, is for one record; unknown ones become unsupported.
+    """Returns an uncomposed event for neighbors that differ in group_size records."""
+    # `event` describes the same release for neighbors that differ in one record. If no
+    # rule is known for it, the result is an event that no accountant reads.
     if isinstance(event, GaussianDpEvent):
         return GaussianDpEvent(event.noise_multiplier / group_size)
     if isinstance(event, ZCDpEvent) and event.xi == 0:

@@ -145,9 +145,10 @@ def allocation_epsilon(
 def allocation_delta(
     event: RandomAllocationDpEvent, relation, fft_error: float, epsilons: np.ndarray
 ) -> np.ndarray:
-    """Returns upper bounds of delta at epsilons (n,), for a privacy profile."""
-    # A record enters one random step of each epoch of `event.num_bins` steps. Epsilons
-    # are 0 or more; `fft_error` is the absolute error of a delta composed by FFT.
+    """Returns upper bounds (n,) of delta, by epsilon, under random allocation."""
+    # A record enters one random step of each epoch of `event.num_bins` steps. The
+    # epsilons (n,) are 0 or more; `fft_error` is the absolute error of a delta that is
+    # composed by FFT. A `Profile` of the event needs this function.
     stddev = event.event.noise_multiplier
     if not _LEAST_STDDEV <= stddev <= _LARGEST_STDDEV:
         return np.ones_like(epsilons)
@@ -170,12 +171,11 @@ def allocation_delta(
 def run_losses(
     stddev: float, num_steps: int, num_bins: int, other_multiplier: float
 ) -> tuple[PrivacyLossDistribution, PrivacyLossDistribution]:
-    """Returns the privacy loss distributions for a removed and for an added record.
-
-    Epsilon follows from them. A record enters one random step of each epoch of
-    `num_bins` steps; the last may be shorter. `stddev` of a step and `other_multiplier`
-    of another Gaussian release (inf: none) are in units of the record's norm bound.
-    """
+    """Returns the privacy loss distributions for a removed and for an added record."""
+    # They are of a run with random allocation: the record enters one random step of
+    # each epoch of `num_bins` steps; the last epoch may be shorter. `stddev` of a step
+    # and `other_multiplier` of another Gaussian release (inf: none) are in units of the
+    # norm bound of the record.
     shift = 1 / stddev
     epochs, last = divmod(num_steps, num_bins)
     # The variance of the losses, and the largest loss of an epoch, set the spacing.
@@ -220,10 +220,11 @@ def losses_of(law: Law) -> list[PrivacyLossDistribution]:
 
 
 def _epoch(num_steps: int, num_bins: int, shift: float, spacing: float) -> Law:
-    """Returns the distribution of an epoch's likelihood ratio, on a grid of its log."""
-    # It compares the densities of the epoch's noisy sums with a record and without it:
-    # privacy losses are its logs. The record enters one random step of `num_bins`, of
-    # which num_steps are made, and moves its sum by `shift` stddevs of the noise.
+    """Returns the law of the likelihood ratio of an epoch with random allocation."""
+    # The ratio compares the densities of the epoch's noisy sums with a record and
+    # without it; its log is the privacy loss. The record enters one random step of
+    # `num_bins`, and moves the sum of this step by `shift` stddevs of the noise. Only
+    # num_steps of these steps are made. `spacing` is the distance of two logs.
 
     @functools.cache
     def mean_of(count: int, depth: int) -> Law:
@@ -270,9 +271,10 @@ def normal_masses(z: np.ndarray) -> np.ndarray:
 
 def _mixed(first: Law, second: Law, weight: float, spacing: float) -> Law:
     """Returns a law that bounds weight A + (1 - weight) B, for independent A and B."""
-    # A and B, of laws `first` and `second`, are likelihood ratios of parts of an epoch,
-    # and their mean, weighted by the numbers of steps, is that of both. The result is
-    # larger in convex order, so that epsilons computed from it are upper bounds.
+    # A and B, with laws `first` and `second`, are likelihood ratios of two parts of an
+    # epoch. The likelihood ratio of both parts together is their mean, weighted by the
+    # numbers of steps. The result is larger in convex order than the law of this mean,
+    # so that epsilons computed from it are upper bounds.
     # Both spacings are the same multiple of the new `spacing`. Up to a shift, the place
     # of a sum on the grid depends on the gap of the two integers only.
     factor = round(first.spacing / spacing)
@@ -335,12 +337,10 @@ def _trimmed(law: Law) -> Law:
 
 
 def group_epsilon(stddev: float, delta: float, run: Sampling) -> float:
-    """Returns an upper bound of epsilon if a group of records changes, at `delta`.
-
-    `run` has the group's size, the number of steps on Poisson batches, and another
-    Gaussian release, if any. `stddev` of a step is in units of a record's norm bound;
-    `delta` is already reduced by the FFT's error. Without a bound the result is inf.
-    """
+    """Returns an upper bound of epsilon if a group of records changes, at `delta`."""
+    # `run` has the group's size, the number of steps on Poisson batches, and another
+    # Gaussian release, if any. `stddev` of a step is in units of a record's norm bound;
+    # `delta` is already reduced by the FFT's error. Without a bound the result is inf.
     group_size, other_multiplier = run.group_size, run.other_multiplier
     if group_size > _LARGEST_SHIFT * min(stddev, other_multiplier):
         return math.inf
@@ -354,8 +354,7 @@ def group_epsilon(stddev: float, delta: float, run: Sampling) -> float:
     directions = [x.self_compose(run.num_steps) for x in losses_of(law)]
     directions = with_release(directions, other_multiplier / group_size, law.spacing)
     delta *= 1 - _ROUNDOFF
-    epsilons = [x.get_epsilon_for_delta(delta) for x in directions]
-    return float(max(epsilons)) + _ROUNDOFF
+    return float(max([x.get_epsilon_for_delta(delta) for x in directions])) + _ROUNDOFF
 
 
 def step_law(

@@ -68,7 +68,7 @@ class Profile:
     renyi: tuple[np.ndarray, np.ndarray] | None = None
 
     def delta_at(self, epsilon: np.ndarray) -> np.ndarray:
-        """Returns upper bounds of delta at epsilons (n,), even those below zero."""
+        """Returns upper bounds (n,) of delta at real epsilons (n,), by (1)."""
         size = np.abs(epsilon)
         bounds = [np.ones_like(size)]
         if math.isfinite(self.pure):
@@ -82,9 +82,11 @@ class Profile:
         return np.where(epsilon >= 0, delta, negative)
 
     def reach(self, z: np.ndarray) -> np.ndarray:
-        """Returns the largest probability on a neighbor of events of probability z."""
-        # z is an array. The results are upper bounds of (2) of this module, the power
-        # of an attack with false positive rate z.
+        """Returns upper bounds (n,) of the power of attacks, by false positive rate z.
+
+        These are bounds of (2): of the probability on a neighbor of sets of outcomes
+        that have probability z, an array (n,).
+        """
         bounds = [np.ones_like(z)]
         if self.frontier is not None:
             bounds.append(self.frontier(z))
@@ -110,10 +112,10 @@ class Profile:
 
     @functools.cached_property
     def _lines(self) -> tuple[np.ndarray, np.ndarray]:
-        """Returns slopes e^epsilon, increasing, and intercepts delta of some lines."""
-        # Each line, e^epsilon z + delta, bounds the probability on a neighbor of events
-        # of probability z, and `reach` is the lowest. The lines that are the lowest
-        # somewhere are the vertices of the lower convex hull of delta over e^epsilon.
+        """Returns slopes e^epsilon, increasing, and intercepts delta of lines in z."""
+        # Each line e^epsilon z + delta bounds `reach`(z), and the minimum of all lines
+        # is the bound. Lines that are the minimum for some z are the vertices of the
+        # lower convex hull of delta over e^epsilon: only these are returned.
         epsilons = np.r_[-_EPSILONS[:0:-1], _EPSILONS]
         hull: list[tuple[float, float]] = []
         points = np.exp(epsilons).tolist(), self.delta_at(epsilons).tolist()
@@ -142,8 +144,9 @@ def readable(name: str, event: dpa.DpEvent, relation: NeighboringRelation) -> Pr
 def profile_of_release(
     epsilon: float, delta: float, event: dpa.DpEvent, relation: NeighboringRelation
 ) -> Profile:
-    """Returns the privacy profile, delta by epsilon, of a release's guarantee."""
-    # Other deltas follow from it; it follows from epsilon, delta and a readable event.
+    """Returns the privacy profile, delta by epsilon, of a release with a guarantee."""
+    # The profile follows from the guarantee's epsilon and delta, and from its event if
+    # that is readable. Tradeoffs of attacks, and costs of searches, need all deltas.
     claimed = approximate(epsilon, delta)
     # A guarantee of a pure epsilon is used as it is, without its event.
     profile = _of_event(event, relation) if delta > 0 else None
@@ -179,8 +182,8 @@ def approximate(epsilon: float, delta: float) -> Profile:
 
 def root(excess: Callable[[float], float]) -> float:
     """Returns the zero of a decreasing function, rounded up; 0 if excess(0) <= 0."""
-    # `excess` is delta(epsilon) minus the wanted delta, so that the zero is the epsilon
-    # at this delta. It is inf beyond 1e4.
+    # `excess` is delta(epsilon) minus a given delta, so that the zero is the epsilon at
+    # this delta. The result is inf for a zero beyond 1e4.
     if excess(0.0) <= 0:
         return 0.0
     lower, upper = 0.0, 1.0
@@ -238,7 +241,7 @@ def overflow_of(epsilon: float, delta: float, event: dpa.DpEvent) -> float:
 @functools.lru_cache(maxsize=64)
 def _of_event(event: dpa.DpEvent, relation: NeighboringRelation) -> Profile | None:
     """Returns the privacy profile, delta by epsilon, of an event, or None."""
-    # It is None if neither an accountant nor a pure epsilon bounds the event.
+    # The result is None if neither an accountant nor a pure epsilon bounds the event.
     # The numbers of the event have the units that `gaussian_event` documents.
     parts, relation = list(leaves(event)), read_under(relation)
     kinds = {type(part) for part, _ in parts}
@@ -303,9 +306,9 @@ def _mu(parts: list[tuple[dpa.DpEvent, int]]) -> float:
 
 
 def _chords(get_delta: Callable, num_steps: int) -> Curve:
-    """Returns a fast function that bounds a slow function delta(epsilon) from above."""
-    # It interpolates values of `get_delta` linearly in e^epsilon, in which delta is
-    # convex. The error of the FFT is added `num_steps` times.
+    """Returns a fast upper bound of `get_delta`, a slow function delta(epsilon)."""
+    # It interpolates values of `get_delta` linearly in e^epsilon: delta is convex in
+    # e^epsilon, so chords are above it. The error of the FFT is added num_steps times.
     deltas = get_delta(_EPSILONS)
     deltas = np.broadcast_to(np.asarray(deltas, float), _EPSILONS.shape)
     known = np.minimum(deltas + _FFT_ERROR * num_steps, 1.0)

@@ -7,15 +7,11 @@ together (epsilon', delta')-DP when the record in one place is replaced, then th
 `docs/privacy/proofs/composition.md`, 3.4. The random order of the places matters. If
 the records were sorted as in the table, a replaced record could move other records to
 other places, and a release that treats places differently, such as one with a holdout,
-would see several records change.
-
-The releases of a sample are amplified once, together. Amplified one by one, twenty
-releases of one sample would count as releases of twenty samples, which cost less: after
-the first, an attacker knows more about which records were drawn than q says.
+would see several records change. Releases of one sample are not amplified one by one:
+after the first, an attacker knows more about which records were drawn than q says.
 """
 
 import dataclasses
-import math
 import secrets
 from typing import Any
 
@@ -153,8 +149,7 @@ class Sample:
             check_sampled(release)
         events: Any = tuple(release.dp_event for release in releases)
         if later:
-            epsilons = [release.epsilon for release in releases]
-            epsilon = math.inf if math.inf in epsilons else sum_up(*epsilons)
+            epsilon = sum_up(*(release.epsilon for release in releases))
             delta = sum_up(*(release.delta for release in releases))
             event = ComposedDpEvent(events)
             if delta > 0:

@@ -40,17 +40,10 @@ import functools
 import math
 from collections.abc import Callable
 
+import dp_accounting as dpa
 import numpy as np
 import scipy.special
 import scipy.stats
-from dp_accounting import (
-    DpEvent,
-    GaussianDpEvent,
-    PoissonSampledDpEvent,
-    SampledWithoutReplacementDpEvent,
-    SelfComposedDpEvent,
-    ZCDpEvent,
-)
 from dp_accounting.pld import pld_pmf
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from dp_accounting.rdp import RdpAccountant, compute_epsilon
@@ -121,9 +114,9 @@ def fixed_size_losses(
 
 
 def symmetric_losses(interval: float, above: np.ndarray) -> PrivacyLossDistribution:
-    """Returns a privacy loss distribution with given hockey-stick divergences."""
-    # `above` are these (deltas) at epsilon = 0, interval, 2 interval, .., equal in both
-    # directions between neighbors. In between, the deltas of the result are chords.
+    """Returns the privacy loss distribution with the deltas `above`, (n,)."""
+    # They are hockey-stick divergences at epsilon = 0, interval, 2 interval, .., equal
+    # in both directions between neighbors. The deltas in between are on chords.
     last = len(above) - 1
     epsilons = interval * np.arange(last + 1)
     below = -np.expm1(-epsilons) + np.exp(-epsilons) * above
@@ -197,8 +190,8 @@ def losses_where_removed(
 
 def poisson_log_moment(order: float, multiplier: float, prob: float) -> float:
     """Returns (order - 1) times the Renyi divergence of a Poisson step."""
-    # It bounds epsilon at a tiny delta. A record, which is in a batch with `prob`, is
-    # replaced; multiplier = stddev / sensitivity.
+    # A record, which is in a batch with probability `prob`, is replaced; multiplier =
+    # stddev / sensitivity. `_by_renyi` bounds epsilon by it where delta is tiny.
     bound = 0.5 / multiplier
     step = min(1 / 8, 0.1 / (bound * math.sqrt(order)))
     count = math.ceil((2 * order * bound + 40) / step)
@@ -210,7 +203,7 @@ def poisson_log_moment(order: float, multiplier: float, prob: float) -> float:
 
 def fixed_size_log_moment(order: float, multiplier: float, prob: float) -> float:
     """Returns (order - 1) times the Renyi divergence of a step of fixed batch size."""
-    # A record is in a batch with probability `prob`; multiplier = stddev / sensitivity.
+    # The arguments are those of `poisson_log_moment`.
     mu = 1 / multiplier
     step = min(1 / 250, 1 / (20 * order * mu))
     x = mu / 2 + step * np.arange(math.ceil((order * mu + 40) / step) + 1)
@@ -247,9 +240,10 @@ def _log_sum(logs: np.ndarray) -> float:
 
 
 def without_sampling(epsilons: ArrayLike, prob: float) -> np.ndarray:
-    """Returns the epsilons before amplification by sampling, for those after it."""
-    # It inverts `subsampled_epsilon`: log(1 + (e^epsilon - 1) / q), for epsilons above
-    # log(1 - q), where q = `prob` is the probability that a record is in the sample.
+    """Returns the epsilons that sampling amplifies to `epsilons`, of the same shape."""
+    # These are log(1 + (e^epsilon - 1) / q), for epsilons above log(1 - q), where q =
+    # `prob` is the probability that a record is in the sample. `subsampled_epsilon` is
+    # the inverse.
     epsilons = np.asarray(epsilons)
     with np.errstate(over="ignore"):
         return np.where(
@@ -293,40 +287,39 @@ def _unit(run: Sampling) -> int:
     return 2 if has_coins(run) and run.relation is REPLACE_ONE else 1
 
 
-def event_of(multiplier: float, run: Sampling) -> DpEvent:
+def event_of(multiplier: float, run: Sampling) -> dpa.DpEvent:
     """Returns the `dp_accounting` event of the steps of a run, for one record."""
     # `multiplier` is stddev / sensitivity; for the event's units see `gaussian_event`.
     if run.noise != "gaussian":
         rho = 0.5 / multiplier**2 if multiplier > 0 else math.inf
-        return SelfComposedDpEvent(ZCDpEvent(rho), run.num_steps)
-    step = GaussianDpEvent(_unit(run) * multiplier)
+        return dpa.SelfComposedDpEvent(dpa.ZCDpEvent(rho), run.num_steps)
+    step = dpa.GaussianDpEvent(_unit(run) * multiplier)
     if run.num_bins is not None:
         return RandomAllocationDpEvent(run.num_bins, run.num_steps, step)
     if run.num_samples is not None and run.batch_size is not None:
         # The RDP accountant expects stddev / sensitivity: the norm bound counts twice.
-        step = SampledWithoutReplacementDpEvent(run.num_samples, run.batch_size, step)
+        step = dpa.SampledWithoutReplacementDpEvent(
+            run.num_samples, run.batch_size, step
+        )
     elif run.sampling_prob < 1:
-        step = PoissonSampledDpEvent(run.sampling_prob, step)
-    return SelfComposedDpEvent(step, run.num_steps)
+        step = dpa.PoissonSampledDpEvent(run.sampling_prob, step)
+    return dpa.SelfComposedDpEvent(step, run.num_steps)
 
 
 def epsilon_of_run(
     multiplier: float, delta: float, run: Sampling, coarseness: int = 1
 ) -> float:
-    """Returns an upper bound of epsilon at `delta` of a run with independent noise.
-
-    It is the smallest of several bounds; `multiplier` is stddev / sensitivity of a
-    step. `coarseness` widens the grid to which privacy losses are rounded: the bound is
-    then larger, and takes less time.
-    """
+    """Returns an upper bound of epsilon at `delta` of a run with independent noise."""
+    # It is the smallest of several bounds; `multiplier` is stddev / sensitivity of a
+    # step. `coarseness` widens the grid to which privacy losses are rounded: the bound
+    # is then larger, and takes less time.
     other = run.other_multiplier
     if run.noise != "gaussian":
         if min(multiplier, other) == 0:
             return math.inf
         rho = 0.5 * run.num_steps / multiplier**2 + 0.5 / other**2
         return rho_to_epsilon(run.group_size**2 * rho, delta)
-    if has_coins(run):
-        delta = without_overflow(delta)
+    delta = without_overflow(delta, run)
     # Batches do not depend on the data, so a sampled run is a mixture of runs that are
     # each as private as full batches. By joint convexity the mixture is too.
     full_batch = _full_batch_epsilon(multiplier, delta, run)
@@ -376,8 +369,9 @@ def _prob(run: Sampling) -> float:
 def _by_losses(
     multiplier: float, delta: float, run: Sampling, coarseness: int
 ) -> float:
-    """Returns the epsilon of a sampled run, by privacy losses composed by FFT."""
-    # `coarseness` is as for `epsilon_of_run`; other bounds may be smaller.
+    """Returns a bound of epsilon of a sampled run, by privacy loss distributions."""
+    # They are composed by FFT. The arguments are those of `epsilon_of_run`, which takes
+    # the smallest of several bounds.
     other = run.other_multiplier
     if run.group_size > 1:
         return group_epsilon(_unit(run) * multiplier, delta, run)
@@ -395,8 +389,9 @@ def _by_losses(
 
 
 def _by_renyi(multiplier: float, delta: float, run: Sampling) -> float:
-    """Returns the epsilon of a sampled run, by Renyi divergences."""
-    # They serve for a tiny delta, in which they have no absolute error, unlike an FFT.
+    """Returns a bound of the epsilon of a sampled run, by Renyi divergences."""
+    # `epsilon_of_run` takes it where delta is tiny: its error is relative to delta,
+    # while an FFT has an absolute error.
     if run.relation is REPLACE_ONE:
         moment = poisson_log_moment if run.batch_size is None else fixed_size_log_moment
         orders, step = _step_divergences(moment, multiplier, _prob(run))
@@ -408,7 +403,7 @@ def _by_renyi(multiplier: float, delta: float, run: Sampling) -> float:
     accountant = RdpAccountant(neighboring_relation=run.relation)
     accountant.compose(event_of(multiplier, run))
     if run.other_multiplier < math.inf:
-        accountant.compose(GaussianDpEvent(run.other_multiplier))
+        accountant.compose(dpa.GaussianDpEvent(run.other_multiplier))
     return float(accountant.get_epsilon(delta))
 
 
@@ -436,9 +431,9 @@ def poisson_capacity(
     return max(1, bisect.bisect_left(range(num_samples), True, key=is_enough))
 
 
-def without_overflow(delta: float) -> float:
-    """Returns delta without the share for the overflow of padded batches."""
-    return delta * (1 - _OVERFLOW_SHARE)
+def without_overflow(delta: float, run: Sampling) -> float:
+    """Returns delta, for padded batches without the share that covers overflow."""
+    return delta * (1 - _OVERFLOW_SHARE) if has_coins(run) else delta
 
 
 def overflow_probability(epsilon: float, delta: float) -> float:

@@ -28,9 +28,7 @@ class Sampling:
     * `num_samples` and `batch_size`: batches of fixed size, drawn without replacement
       anew in each step. Replace-one only.
     * `num_bins`: a record enters one of every `num_bins` steps, chosen uniformly,
-      independently and anew. In all cases tried, the multiplier was no larger than for
-      Poisson batches under ADD_OR_REMOVE_ONE. Under REPLACE_ONE, where the bound is
-      looser, it was larger by up to 15 percent at epsilon at most 3 (26 at 20).
+      independently and anew; `batching.BallsInBins` compares its cost.
     * `num_steps` = 1: disjoint batches, each used once: a record enters one of them.
 
     Attributes:

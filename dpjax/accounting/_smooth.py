@@ -145,15 +145,13 @@ def calibrate_smooth_noise(
     trim_count: int,
     relative_spread: float = 1.0,
 ) -> SmoothNoise:
-    """Splits a zCDP budget between smoothness and noise for a trimmed mean.
-
-    It minimizes the standard deviation of `laplace_log_normal` noise over the
-    smoothness t and the noise's shape sigma (Bun, Steinke 2019, Section 3.1.1), for the
-    expected smooth sensitivity max(relative_spread / (n - 2m), e^(-mt)), in units of
-    upper - lower, the bounds of the values. Here n is num_samples, m is trim_count, and
-    relative_spread is a public guess of (x_(n) - x_(1)) / (upper - lower).
-    `smooth_noise_rho` of the result is at most rho, for every guess.
-    """
+    """Splits a zCDP budget between smoothness and noise for a trimmed mean."""
+    # It minimizes the standard deviation of `laplace_log_normal` noise over the
+    # smoothness t and the noise's shape sigma (Bun, Steinke 2019, Section 3.1.1), for
+    # the expected smooth sensitivity max(relative_spread / (n - 2m), e^(-mt)), in units
+    # of upper - lower, the bounds of the values. Here n is num_samples, m is
+    # trim_count, and relative_spread is a public guess of (x_(n) - x_(1)) / (upper -
+    # lower). `smooth_noise_rho` of the result is at most rho, for every guess.
     epsilon = math.sqrt(2 * rho)
     floor = relative_spread / (num_samples - 2 * trim_count)
     # Above this t the expected sensitivity is constant.
@@ -226,11 +224,9 @@ def smooth_gaussian_multiplier(
 
 
 def largest_smoothness(epsilon: float, delta: float, *, num_coordinates: int) -> float:
-    """Returns the smoothness B at which no finite Gaussian noise is enough.
-
-    Even if the values of two neighbors agree, and only their smooth sensitivities
-    differ, by e^B, the scale of the noise reveals this at the cost (epsilon, delta).
-    """
+    """Returns the smoothness B at which no finite Gaussian noise is enough."""
+    # Even if the values of two neighbors agree, and only their smooth sensitivities
+    # differ, by e^B, the scale of the noise reveals this at the cost (epsilon, delta).
     epsilon = min(epsilon, _LARGEST_EPSILON)
 
     def excess(smoothness: float) -> float:
@@ -249,10 +245,11 @@ def _root(function: Callable[[float], float], low: float, high: float) -> float:
 
 def _is_enough(epsilon, delta, smoothness, num_coordinates, shift) -> bool:
     """Returns whether noise of stddev sensitivity / shift is proved to be enough."""
-    # It is for (epsilon, delta)-DP. The smooth sensitivities of two neighbors have a
-    # ratio r in [e^-B, e^B], B = `smoothness`. At every r, with s = min(1, r) shift,
-    # the delta D at epsilon of N(0, I) against N(s e_1, r^2 I) must be at most `delta`.
-    # The bound (5) of this module covers [e^-near, e^near], and (4) both sides.
+    # It is enough if a release of num_coordinates numbers is (epsilon, delta)-DP. The
+    # smooth sensitivities of two neighbors have a ratio r in [e^-B, e^B], B =
+    # smoothness. At every r, with s = min(1, r) shift, the delta at epsilon of N(0, I)
+    # against N(s e_1, r^2 I) must be at most `delta`. The bound (5) of this module
+    # covers the r in [e^-near, e^near], and (4) covers both sides.
     near = smoothness
     while not _by_two_steps(epsilon, delta, near, num_coordinates, shift):
         near /= 2
@@ -301,7 +298,8 @@ def _largest_scale_delta(epsilon: float, width: float, num_coordinates: int) -> 
 
 def _delta(epsilon, log_ratio, num_coordinates, shift) -> float:
     """Returns the delta at epsilon of N(0, I) against N(shift e_1, r^2 I)."""
-    # It is the cost of noise, D(r, s) of (3), by the integral (6); log r = log_ratio.
+    # I has num_coordinates dimensions, e_1 is the first unit vector, and log r is
+    # `log_ratio`. The result is D(r, s) of (3), the cost of noise, by the integral (6).
     curvature = math.expm1(-2 * log_ratio)  # 1/r^2 - 1
     slope = shift * math.exp(-2 * log_ratio)
     # d log r + curvature x^2/2 - slope x + slope s/2 = epsilon where the event A of (3)
@@ -326,7 +324,8 @@ def _delta(epsilon, log_ratio, num_coordinates, shift) -> float:
 
 def _scale_delta(epsilon: ArrayLike, log_ratio, num_coordinates) -> np.ndarray:
     """Returns the deltas, at real epsilons, of N(0, I) against N(0, r^2 I)."""
-    # These are costs where only the scale of the noise differs. log r is `log_ratio`.
+    # I has num_coordinates dimensions, and log r is `log_ratio`. This is the cost of
+    # noise if only its scale differs between neighbors.
     t = np.asarray(epsilon, np.float64)
     growth = np.exp(np.minimum(t, _LARGEST_EXPONENT))
     if num_coordinates == 0:

@@ -21,7 +21,6 @@ from dpjax.accounting._sampled_gaussian import (
     ROUNDED_UP,
     epsilon_of_run,
     event_of,
-    has_coins,
     is_full_batch,
     num_releases,
     without_overflow,
@@ -187,9 +186,8 @@ def _calibrate(epsilon: float, delta: float, run: Sampling) -> float:
     if run.noise != "gaussian":
         rho = epsilon_to_rho(epsilon, delta) / run.num_steps / run.group_size**2
         return math.sqrt(0.5 / rho) * (1 + ROUNDED_UP) if rho > 0 else math.inf
-    usable_delta = without_overflow(delta) if has_coins(run) else delta
     of_run = {"sensitivity": float(run.group_size), "num_releases": num_releases(run)}
-    full_batch = gaussian_stddev(epsilon, usable_delta, **of_run)
+    full_batch = gaussian_stddev(epsilon, without_overflow(delta, run), **of_run)
     if is_full_batch(run):
         return full_batch
     return _smallest(epsilon, delta, run, full_batch)

@@ -40,16 +40,10 @@ from dp_accounting import DpEvent, GaussianDpEvent
 
 from dpjax import _validate
 from dpjax._types import REPLACE_ONE
+from dpjax.accounting import _profiles
 from dpjax.accounting._events import samples_of
 from dpjax.accounting._guarantee import PrivacyGuarantee
-from dpjax.accounting._profiles import (
-    Profile,
-    approximate,
-    gaussian,
-    readable,
-    root,
-    worst,
-)
+from dpjax.accounting._profiles import Profile
 
 TrialDistribution = Literal[
     "logarithmic", "geometric", "negative_binomial", "poisson", "binomial"
@@ -208,9 +202,9 @@ def tuning_epsilon(
     if isinstance(base, PrivacyGuarantee):
         return mixture_epsilon([base], delta, law)
     if isinstance(base, DpEvent):
-        return _price(readable("base", base, REPLACE_ONE), float(delta), law)
+        return _price(_profiles.readable("base", base, REPLACE_ONE), float(delta), law)
     _validate.within(0.0, math.inf, base=base)
-    return _price(approximate(float(base), 0.0), float(delta), law)
+    return _price(_profiles.approximate(float(base), 0.0), float(delta), law)
 
 
 def mixture_epsilon(
@@ -225,7 +219,7 @@ def mixture_epsilon(
     )
     for base in bases:
         _validate.require(not samples_of(base.dp_event), "base", base, rule)
-    return _price(worst([base._profile for base in bases]), float(delta), law)
+    return _price(_profiles.worst([base._profile for base in bases]), float(delta), law)
 
 
 def tuning_budget(
@@ -261,12 +255,14 @@ def tuning_budget(
     law = TrialCount(distribution, mean_trials)
     if delta == 0:
         return _largest(lambda x: _pure_price(x, law), epsilon, upper=float(epsilon))
-    # The search is for 1 / multiplier, because the cost increases with it.
+
+    def price(mu: float) -> float:  # increases with mu = 1 / multiplier
+        return _price(_profiles.gaussian(mu), delta, law)
+
     upper = 1.0
-    while _price(gaussian(upper), delta, law) <= epsilon:
+    while price(upper) <= epsilon:
         upper *= 2
-    mu = _largest(lambda x: _price(gaussian(x), delta, law), epsilon, upper=upper)
-    return GaussianDpEvent((1 + _SLACK) / mu)
+    return GaussianDpEvent((1 + _SLACK) / _largest(price, epsilon, upper=upper))
 
 
 def _price(profile: Profile, delta: float, law: TrialCount) -> float:
@@ -292,8 +288,8 @@ def _profile_price(profile: Profile, delta: float, law: TrialCount) -> float:
     """Returns epsilon at `delta` of the best of K runs, by a run's privacy profile."""
     slopes, roots = _support(profile, law)
     # The maximum of the lines slope (r - root) and 0 is sum_k c_k (r - e^b_k)_+, where
-    # `steps` are c_k and `shifts` are b_k.
-    # The best run then has the delta sum_k c_k delta(epsilon + b_k).
+    # `steps` are c_k and `shifts` are b_k. The best run then has the delta
+    # sum_k c_k delta(epsilon + b_k).
     steps = np.diff(slopes, prepend=0.0)
     shifts = np.log(np.diff(slopes * roots, prepend=0.0) / steps)
 
@@ -301,16 +297,14 @@ def _profile_price(profile: Profile, delta: float, law: TrialCount) -> float:
         parts = steps * profile.delta_at(epsilon + shifts)
         return float(np.sum(parts)) * (1 + _SLACK) - delta
 
-    return root(excess)
+    return _profiles.root(excess)
 
 
 def _support(profile: Profile, law: TrialCount) -> tuple[np.ndarray, np.ndarray]:
-    """Returns slopes, increasing, and roots of lines that bound a function F(r).
-
-    The privacy profile of the best of K runs follows from a bound of F, (2) of this
-    module. F(r) is at most the maximum of 0 and of the lines slope (r - root):
-    `docs/privacy/proofs/choices.md`, 6.4.
-    """
+    """Returns slopes, increasing, and roots of lines that bound a function F(r)."""
+    # The privacy profile of the best of K runs follows from a bound of F, (2) of this
+    # module. F(r) is at most the maximum of 0 and of the lines slope (r - root):
+    # `docs/privacy/proofs/choices.md`, 6.4.
 
     def g(w: np.ndarray) -> np.ndarray:
         return law.mean * np.exp(-law.rise(w))

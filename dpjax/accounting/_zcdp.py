@@ -104,8 +104,8 @@ def epsilon_to_rho(epsilon: float, delta: float) -> float:
 
 def _root(function: Callable[[float], float], *, upper: float) -> float:
     """Returns the root in (0, upper] of an increasing function, or else `upper`."""
-    # It finds the b with the best bound (1) of zCDP, where a derivative vanishes. The
-    # function is negative near zero.
+    # The function is negative near zero. The callers need the b of the best bound (1),
+    # where a derivative vanishes.
     lower = upper
     while function(lower) > 0:
         lower /= 2

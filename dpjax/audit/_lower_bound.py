@@ -206,10 +206,8 @@ def epsilon_lower_bound(
 def clopper_pearson(
     counts: np.ndarray, total: int, significance: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns exact confidence intervals, low and high, of attacks' counts / total.
-
-    Each end fails with probability `significance`.
-    """
+    """Returns exact confidence intervals, low and high, of attacks' counts / total."""
+    # Each end fails with probability `significance`.
     with np.errstate(invalid="ignore", divide="ignore"):
         low = scipy.stats.beta.ppf(significance, counts, total - counts + 1)
         high = scipy.stats.beta.isf(significance, counts + 1, total - counts)
@@ -250,8 +248,9 @@ def _positives(
     scores: list[np.ndarray], thresholds: np.ndarray, direction: int
 ) -> np.ndarray:
     """Returns the numbers (k, 2) of releases that an attack calls "neighbor"."""
-    # Rows are for k thresholds, columns and `scores` for the data and the neighbor.
-    # Scores count from the threshold on, upwards for direction 1, downwards for -1.
+    # There is a row for each of k thresholds. The two columns, and the two arrays (n,)
+    # of `scores`, are for releases of the data and of the neighbor. Scores count from
+    # the threshold on, upwards for direction 1, downwards for -1.
     if direction == 1:
         counts = [len(x) - np.searchsorted(np.sort(x), thresholds) for x in scores]
     else:
@@ -261,9 +260,9 @@ def _positives(
 
 def learn_statistics(data: np.ndarray, neighbor: np.ndarray) -> list[Score]:
     """Returns functions from releases (n, d) to scores (n,), high for the neighbor."""
-    # They are fitted to `data` and `neighbor`, releases (m, d) of the two data sets.
-    # By Neyman and Pearson the best attack thresholds the log ratio of both densities:
-    # each statistic is the log ratio of a simple model.
+    # The functions are fitted to `data` and `neighbor`, releases (m, d) of the two data
+    # sets. By Neyman and Pearson the best attack compares the log ratio of their
+    # densities with a threshold: each score is the log ratio of a simple model.
     data, neighbor = _finite(data), _finite(neighbor)
     log_ratios = [_histogram(x, y) for x, y in zip(data.T, neighbor.T, strict=True)]
     # Coordinates that differ most come first; differences by chance would add noise.
@@ -274,14 +273,14 @@ def learn_statistics(data: np.ndarray, neighbor: np.ndarray) -> list[Score]:
         rows = _finite(rows)
         return np.sum([log_ratios[i][1](rows[:, i]) for i in informative], axis=0)
 
-    statistics = [marginals, _discriminant(data, neighbor, order)]
-    return statistics + _counts(data, neighbor)
+    return [marginals, _discriminant(data, neighbor, order), *_counts(data, neighbor)]
 
 
 def _histogram(data: np.ndarray, neighbor: np.ndarray) -> tuple[float, Score]:
     """Returns a z-score of how two samples (n,) differ, and a scoring function."""
-    # They are one coordinate in releases of `data` and of `neighbor`; z-scores rank
-    # coordinates. The function gives the log ratio of the two histograms at a value.
+    # The samples are one coordinate of releases of the two data sets. The z-score ranks
+    # this coordinate among the others. The scoring function maps values (k,) of the
+    # coordinate to log ratios (k,) of the two histograms.
     both = np.concatenate([data, neighbor])
     edges = np.unique(np.quantile(both, _QUANTILES, method="inverted_cdf"))
 
@@ -301,9 +300,9 @@ def _histogram(data: np.ndarray, neighbor: np.ndarray) -> tuple[float, Score]:
 
 
 def _discriminant(data: np.ndarray, neighbor: np.ndarray, order: np.ndarray) -> Score:
-    """Returns an attack's function from releases (n, d) to scores: a discriminant."""
-    # It is the log ratio of Gaussians of one covariance, fitted to releases of the two
-    # data sets, in the coordinates `order`.
+    """Returns a linear discriminant, a function from releases (n, d) to scores (n,)."""
+    # It is the log ratio of two Gaussians of one covariance, fitted to `data` and
+    # `neighbor`, releases (m, d) of the two data sets, in the coordinates `order`.
     both = np.concatenate([data, neighbor])[:, order].astype(np.float64)
     # Values are clipped, because with heavy tails a mean or covariance may not exist.
     low, high = np.quantile(both, [0.001, 0.999], axis=0)
@@ -325,8 +324,9 @@ def _discriminant(data: np.ndarray, neighbor: np.ndarray, order: np.ndarray) -> 
 
 
 def _counts(data: np.ndarray, neighbor: np.ndarray) -> list[Score]:
-    """Returns a score function of releases (n, d) in a list, or [] if few recur."""
-    # Scores, for attacks on discrete noise, are log ratios of a release's frequencies.
+    """Returns [score], for attacks on discrete noise, or [] if few releases recur."""
+    # `score` maps releases (n, d) to log ratios (n,) of how often equal releases occur
+    # in `neighbor` and in `data`, releases (m, d) of the two data sets.
     both = _as_keys(np.concatenate([data, neighbor]))
     rows, cells = np.unique(both, return_inverse=True)
     if len(rows) > len(both) / 4:

@@ -129,8 +129,8 @@ def one_run(
 
 def _best_bound(auditing, scores, is_in, delta: float, confidence: float):
     """Returns the `OneRunAudit` of the number of guesses with the highest bound."""
-    # `scores` (m,) and `is_in` (m,), true where a coin chose the neighbor's value, are
-    # of the canaries: records with two values. `auditing` is from jax_privacy. The
+    # `scores` (m,) rank the canaries, the records with two values; `is_in` (m,) is true
+    # where a coin chose the neighbor's value. `auditing` is jax_privacy's module. The
     # bound holds because all numbers of guesses share 1 - confidence.
     num_canaries = len(scores)
     # Ranks are -(m-1), -(m-3), ..., m-1: guesses are surer the farther from 0 they are.

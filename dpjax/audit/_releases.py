@@ -24,10 +24,10 @@ _REAL = (jnp.floating, jnp.integer, jnp.bool_)
 def released(
     release, data, neighbor, statistic, vectorize: bool, key: Key, num_each: int
 ) -> list[np.ndarray]:
-    """Returns arrays (num_each, d): flat releases of the data, and of the neighbor."""
-    # Attacks are fitted to them and tested on them. A row is release(key, data) with a
-    # key of its own, flattened, or `statistic` of it, if not None; `vectorize` compiles
-    # them, for chunks of keys.
+    """Returns two arrays (num_each, d): releases of the data, and of the neighbor."""
+    # Each row is release(key, data) with its own key, or `statistic` of the release if
+    # given, flattened to d numbers. With `vectorize` the draws are compiled for chunks
+    # of keys. Attacks are fitted to these arrays, and tested on them.
     sides = as_pair(data, neighbor)
     draw = partial(_release_one, release, statistic)
 

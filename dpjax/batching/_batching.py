@@ -11,14 +11,7 @@ import jax.numpy as jnp
 
 from dpjax import _validate
 from dpjax._keys import secret_repr
-from dpjax._sharding import (
-    AxisName,
-    by_device,
-    num_shares,
-    row_axes,
-    varying,
-    varying_axes,
-)
+from dpjax._sharding import AxisName, by_device, num_shares, row_axes, varying_with
 from dpjax._tree import register
 from dpjax._types import Key, PyTree
 from dpjax.accounting import Sampling
@@ -129,12 +122,11 @@ class Batching(abc.ABC):
         Raises:
             ValueError: If the state was made for another batching or another n.
         """
-        drawn = self.draw_within(state, data, axis_name=axis_name)
-        batch, is_padding_example, following = drawn
-        if is_padding_example is None:
-            is_over, axes = state.step >= state.num_steps, row_axes(data, axis_name)
-            is_padding_example = _mask(is_over, batch, axes)
-        return batch, is_padding_example, following
+        batch, mask, following = self.draw_within(state, data, axis_name=axis_name)
+        if mask is None:
+            is_over = state.step >= state.num_steps
+            mask = _mask(is_over, batch, row_axes(data, axis_name))
+        return batch, mask, following
 
     def draw_within(
         self, state: BatchState, data: PyTree, *, axis_name: AxisName | None = None
@@ -148,14 +140,14 @@ class Batching(abc.ABC):
         key, draw_key = jax.random.split(state.key)
         batch, is_padding_example = self._drawn(state, draw_key, data, axis_name)
         step = jnp.minimum(state.step + 1, state.num_steps)
-        following = dataclasses.replace(state, key=key, step=step)
-        return batch, is_padding_example, following
+        return batch, is_padding_example, dataclasses.replace(state, key=key, step=step)
 
     def _drawn(
         self, state: BatchState, key: Key, data: PyTree, axis_name: AxisName | None
     ) -> tuple[PyTree, jax.Array | None]:
-        """Returns the batch of a step, and its mask: true for padding, or None."""
-        # For `draw_within`: `key` is the step's own; without padding the mask is None.
+        """Returns the batch of the state's step, and its mask, true for padding."""
+        # `draw_within` calls it with a fresh `key`. `data` has leaves (n, ...), and the
+        # batch leaves (rows, ...). The mask, (rows,), is None if no row can be padding.
         axes = row_axes(data, axis_name)
         rows = self._rows(state, key)
         if rows is None:
@@ -169,6 +161,7 @@ class Batching(abc.ABC):
 
     def _check(self, state: BatchState, data: PyTree, axes: tuple[str, ...]) -> None:
         """Requires a `state` of this batching, for as many records as `data` has."""
+        # `data` are this device's records, sharded over the mesh axes `axes`.
         data = _validate.numbers(data, "data")
         num_samples = _validate.leading_size(data, "data") * num_shares(axes)
         rule = f"one that the method init of {self} returned"
@@ -242,12 +235,10 @@ def at_most_all(num_samples: int, **arguments: Any) -> None:
 def _rows_at(
     data: PyTree, rows: jax.Array, num_samples: int, axes: tuple[str, ...]
 ) -> tuple[PyTree, jax.Array]:
-    """Returns rows of data by index, sharded like data, and the mask of padding.
-
-    `rows` are indices of the n = num_samples records of all devices, n for padding;
-    `axes` are the mesh axes over which records are sharded, () on one device. Padding
-    rows are zeros, so that a caller without the mask counts no record twice.
-    """
+    """Returns rows of data by index, sharded like data, and the mask of padding."""
+    # `rows` are indices of the n = num_samples records of all devices, n for padding;
+    # `axes` are the mesh axes over which records are sharded, () on one device. Padding
+    # rows are zeros, so that a caller without the mask counts no record twice.
 
     def on_device(rows: jax.Array, data: PyTree) -> tuple[tuple[()], PyTree]:
         """Returns (), and a pair: this device's shares of the batch and its mask."""
@@ -266,8 +257,7 @@ def _rows_at(
         def scattered(x: jax.Array) -> jax.Array:
             numbers = _take(place, x)
             sent = numbers.astype(jnp.uint8) if numbers.dtype == bool else numbers
-            share = jax.lax.psum_scatter(sent, axes, tiled=True)
-            return share.astype(numbers.dtype)
+            return jax.lax.psum_scatter(sent, axes, tiled=True).astype(numbers.dtype)
 
         share = len(rows) // num_devices
         mine = jax.lax.dynamic_slice_in_dim(rows, device * share, share)
@@ -280,8 +270,7 @@ def _mask(is_over: jax.Array, batch: PyTree, axes: tuple[str, ...]) -> jax.Array
     """Returns one boolean for all rows of a batch, sharded like the batch."""
 
     def on_device(is_over: jax.Array, x: jax.Array) -> tuple[tuple[()], jax.Array]:
-        x = jnp.asarray(x)
-        return (), varying(jnp.full(len(x), is_over), varying_axes(x))
+        return (), varying_with(jnp.full(len(x), is_over), x)
 
     return by_device(on_device, axes, is_over, jax.tree.leaves(batch)[0])[1]
 

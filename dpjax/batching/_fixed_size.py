@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from dpjax import _validate
-from dpjax._sharding import row_axes, varying, varying_axes
+from dpjax._sharding import row_axes, varying_with
 from dpjax._types import Key
 from dpjax.batching._batching import Batching, at_most_all, participates
 from dpjax.batching._padded import coins, true_places
@@ -66,7 +66,7 @@ class Disjoint(Batching):
     """
 
     def _drawn(self, state, key, data, axis_name):
-        """Returns the batch of the state's step, and a mask of padding, or None."""
+        """Returns the batch of the state's step, and its mask, as `Batching._drawn`."""
         # On one device take a slice, which is cheaper than rows by index.
         if row_axes(data, axis_name):
             return super()._drawn(state, key, data, axis_name)
@@ -93,7 +93,22 @@ class Disjoint(Batching):
 
 
 @dataclasses.dataclass(frozen=True)
-class ShuffledEpochs(Batching):
+class FixedSize(Batching):
+    """Draws batches of `batch_size` records at random."""
+
+    batch_size: int
+    is_sampled: ClassVar[bool] = True
+
+    def __post_init__(self):
+        _validate.count(batch_size=self.batch_size)
+
+    def divisor(self, num_samples, num_steps):
+        at_most_all(num_samples, batch_size=self.batch_size)
+        return self.batch_size
+
+
+@dataclasses.dataclass(frozen=True)
+class ShuffledEpochs(FixedSize):
     """Divides the records into batches, in a new random order in every epoch.
 
     An epoch has floor(n / batch_size) batches, without the last n mod batch_size
@@ -113,12 +128,6 @@ class ShuffledEpochs(Batching):
         of Poisson batches must not be claimed for shuffled ones.
     """
 
-    batch_size: int
-    is_sampled: ClassVar[bool] = True
-
-    def __post_init__(self):
-        _validate.count(batch_size=self.batch_size)
-
     def _rows(self, state, key):
         num_samples = state.num_samples
         epoch, place = jnp.divmod(state.step, self._steps_of_epoch(num_samples))
@@ -127,22 +136,17 @@ class ShuffledEpochs(Batching):
         size = self.batch_size
         return jax.lax.dynamic_slice_in_dim(order, place * size, size)
 
-    def divisor(self, num_samples, num_steps):
-        self._steps_of_epoch(num_samples)
-        return self.batch_size
-
     def _sampling(self, num_samples, num_steps):
         # Two steps of two epochs may be consecutive, and the last epoch partial.
         num_epochs = math.ceil(num_steps / self._steps_of_epoch(num_samples))
         return {"num_steps": num_epochs}, participates(num_steps, num_epochs)
 
     def _steps_of_epoch(self, num_samples: int) -> int:
-        at_most_all(num_samples, batch_size=self.batch_size)
-        return num_samples // self.batch_size
+        return num_samples // self.divisor(num_samples, num_steps=1)
 
 
 @dataclasses.dataclass(frozen=True)
-class WithoutReplacement(Batching):
+class WithoutReplacement(FixedSize):
     """Draws a uniform subset of `batch_size` records in every step.
 
     A draw costs n random words and a sort of little more than `batch_size` records.
@@ -156,18 +160,8 @@ class WithoutReplacement(Batching):
         3
     """
 
-    batch_size: int
-    is_sampled: ClassVar[bool] = True
-
-    def __post_init__(self):
-        _validate.count(batch_size=self.batch_size)
-
     def _rows(self, state, key):
         return uniform_subset(key, state.num_samples, self.batch_size)
-
-    def divisor(self, num_samples, num_steps):
-        at_most_all(num_samples, batch_size=self.batch_size)
-        return self.batch_size
 
     def _sampling(self, num_samples, num_steps):
         sizes = {"num_samples": num_samples}
@@ -176,18 +170,17 @@ class WithoutReplacement(Batching):
 
 
 def uniform_subset(key: Key, num_samples: int, size: int) -> jax.Array:
-    """Returns `size` of num_samples indices, a uniform subset in random order.
-
-    A coin for each index keeps a few more than `size` indices. Only these are sorted,
-    by random numbers, and the first `size` are returned. If too few or too many are
-    kept, or numbers tie, everything is drawn again, which is symmetric in the records.
-    """
+    """Returns `size` of num_samples indices, a uniform subset in random order."""
+    # A coin for each index keeps a few more than `size` indices. Only these are sorted,
+    # by random numbers, and the first `size` are returned. If too few or too many are
+    # kept, or numbers tie, everything is drawn again, which is symmetric in the
+    # records.
     spread = _SPREAD * (math.sqrt(size) + 1)
     capacity = min(math.ceil(size + 2 * spread), num_samples)
     probability = min((size + spread) / num_samples, 1.0)
 
     def draw(state: tuple[Key, jax.Array, jax.Array]):
-        """Returns the next key, the indices of a draw, and if the draw is valid."""
+        """Returns the next key, indices (size,), and whether this draw is valid."""
         next_key, coin_key, order_key = jax.random.split(state[0], 3)
         is_head = coins(coin_key, num_samples, probability)
         rows = true_places(is_head, capacity)
@@ -199,5 +192,5 @@ def uniform_subset(key: Key, num_samples: int, size: int) -> jax.Array:
         is_good = (size <= num_heads) & (num_heads <= capacity) & ~is_tied
         return next_key, rows[:size], is_good
 
-    start = varying((jnp.zeros(size, int), jnp.array(False)), varying_axes(key))
+    start = varying_with((jnp.zeros(size, int), jnp.array(False)), key)
     return jax.lax.while_loop(lambda state: ~state[2], draw, (key, *start))[1]

@@ -44,8 +44,9 @@ class Padded(Batching):
         return self.expected_batch_size
 
     def _capacity(self, num_samples, num_steps, epsilon, delta):
-        """Returns a batch's number of rows: `capacity`, or by default the fewest."""
-        # With fewer rows, more records are dropped than the budget covers: that raises.
+        """Returns the number of rows of a batch: `capacity`, or the fewest for None."""
+        # If it has fewer rows than needed, more records are dropped than the budget
+        # covers: that raises `ValueError`.
         for name, value in (("epsilon", epsilon), ("delta", delta)):
             rule = f"given: the capacity of {self} depends on the budget"
             _validate.require(value is not None, name, value, rule)
@@ -178,10 +179,10 @@ class BallsInBins(Padded):
         capacity: number of rows of a padded batch, as for `Poisson`.
 
     Privacy: In all cases tried, it cost less than Poisson batches of the same expected
-    size if a record is added or removed. If a record is replaced, it needed up to 15
-    percent more noise for epsilon up to 3. With correlated noise a record enters one
-    step of each epoch, and no gain is claimed; `CyclicPoisson` keeps the steps of a
-    record apart.
+    size if a record is added or removed. If a record is replaced, where the bound is
+    looser, it needed up to 15 percent more noise for epsilon up to 3 (26 at 20). With
+    correlated noise a record enters one step of each epoch, and no gain is claimed;
+    `CyclicPoisson` keeps the steps of a record apart.
 
     Example:
         >>> BallsInBins(3).sampling(num_samples=6, num_steps=7)

@@ -77,12 +77,11 @@ class Counting(NormBounded):
         return replace(self, estimator=self.estimator.resized(sizes))
 
     def bound_fn(self) -> BoundFn:
-        """Returns a function from a sample to (`Counted`, is_short), to count norms.
-
-        is_short, (G,), is true for groups of leaves with a norm within their threshold.
-        `Counted` has the bounded sample, and `half` for these groups, -`half` for all
-        others: their mean tells the share of norms within a threshold.
-        """
+        """Returns a function from a sample to its `Counted` influence and is_short."""
+        # is_short, (G,), is true for groups of leaves with a norm within their
+        # threshold. The influence is the bounded sample, with `half` for these groups
+        # and -`half` for all others: the mean of these tells the share of norms within
+        # a threshold.
         bound = self.estimator.bound_fn()
 
         def counted(sample: FactoredSamples) -> tuple[FactoredSamples, jax.Array]:

@@ -133,7 +133,7 @@ class NormEstimator(NormBounded):
         return other
 
     def bound_fn(self) -> BoundFn:
-        """Returns a function from x to x·weight(|x|), bounded, and |x| <= threshold."""
+        """Returns a function from a sample x to x·weight(|x|), and |x| <= threshold."""
         weight_fn, threshold = self.weight_fn(), self.sizes[0]
 
         def bound(sample: FactoredSamples) -> tuple[FactoredSamples, jax.Array]:
@@ -318,15 +318,14 @@ class Grouped(NormBounded):
         return jnp.concatenate([each.sizes for each in self._each()])
 
     def resized(self, sizes: jax.Array) -> Self:
-        estimator = self.estimator.resized(jnp.asarray(sizes)[None])
-        return replace(self, estimator=estimator)
+        return replace(self, estimator=self.estimator.resized(jnp.asarray(sizes)[None]))
 
     def bound_fn(self) -> BoundFn:
-        """Returns a function that bounds the norms of groups of a sample's leaves."""
+        """Returns a function that bounds each group of a sample's leaves by itself."""
         bounds = [each.bound_fn() for each in self._each()]
 
         def bound(sample: FactoredSamples) -> tuple[FactoredSamples, jax.Array]:
-            """Returns a bounded sample, and if each group's norm was within bounds."""
+            """Returns the bounded sample, and whether norms are within bounds, (G,)."""
             group_of_leaf = self._group_of_leaf(sample.leaves)
             # Each group is bounded as a sample, and its leaves are put back in order.
             parts: list[list[Any]] = [[] for _ in self.groups]
@@ -351,8 +350,7 @@ class Grouped(NormBounded):
     def _group_of_leaf(self, leaves: PyTree) -> list[int]:
         """Returns each leaf's group index, by the longest name that begins its path."""
         index = {name: i for i, x in enumerate(self.groups) for name in _names(x)}
-        is_leaf = lambda x: isinstance(x, Leaf)  # noqa: E731
-        paths = jax.tree.leaves_with_path(leaves, is_leaf=is_leaf)
+        paths = jax.tree.leaves_with_path(leaves, is_leaf=lambda x: isinstance(x, Leaf))
         names = [jax.tree_util.keystr(x, simple=True, separator="/") for x, _ in paths]
         groups = []
         for leaf in names:

@@ -128,8 +128,7 @@ class Estimator(abc.ABC):
                 normalize_by is not positive or much smaller than n, or axis_name does
                 not fit.
         """
-        args = is_padding_example, normalize_by, axis_name
-        return self._folded(samples, *args)[0]
+        return self._folded(samples, is_padding_example, normalize_by, axis_name)[0]
 
     def unrounded(
         self,
@@ -173,10 +172,10 @@ class Estimator(abc.ABC):
     def _folded(
         self, stream, is_padding_example, normalize_by, axis_name, is_rounded=True
     ):
-        """Returns the robust mean and aux, such as losses, of `__call__`'s arguments.
-
-        Unless `is_rounded`, the mean is an `Unrounded`, so that noise is added first.
-        """
+        """Returns the robust mean of samples, and aux of a stream, such as losses."""
+        # `stream` may be a pytree with leaves (n, ...); the other arguments are those
+        # of `__call__`. Unless `is_rounded`, the mean is an `Unrounded`, to which noise
+        # is added before it is rounded.
         stream = SampleStream.of(stream, is_padding_example)
         axes = row_axes(stream.rows, axis_name)
         if normalize_by is not None:
@@ -229,8 +228,7 @@ class Estimator(abc.ABC):
         limit, num_samples = of_one_type(self.limit, num_samples)
         args = limit, num_samples, _moved(relation), sum_error_in_turn
         linf = _rounded_change(*args) if rounded else _unrounded_change(*args)
-        root = math.sqrt(num_coordinates)
-        return Sensitivity(num_coordinates * linf, root * linf, linf)
+        return of_coordinates(linf, num_coordinates)
 
     def sampled_sensitivity(
         self,
@@ -342,10 +340,9 @@ class Mean(Estimator):
 
 
 def _fold_stream(stream, estimator, normalize_by, is_rounded):
-    """Returns the robust mean and aux of a stream of samples, as `_folded` does.
-
-    `normalize_by` divides the sum; for None, the number of rows does.
-    """
+    """Returns the robust mean and aux of a `SampleStream`, as `_folded` does."""
+    # The sum is divided by normalize_by, or for None by the number of rows. The mean is
+    # rounded if `is_rounded.value`, which is static under jit.
     axes = stream.axes
 
     def on_device(replicated, rows):
@@ -366,16 +363,20 @@ def _fold_stream(stream, estimator, normalize_by, is_rounded):
     return by_device(on_device, axes, replicated, (stream.rows, mask))
 
 
+def of_coordinates(linf: Scalar, num_coordinates: int) -> Sensitivity:
+    """Returns the sensitivity of an estimate if each coordinate moves by up to linf."""
+    return Sensitivity(num_coordinates * linf, math.sqrt(num_coordinates) * linf, linf)
+
+
 def norm_sensitivity(
     limit, num_samples, num_coordinates, relation, *, norm_error, diameter, rounded
 ):
-    """Returns the sensitivity for influences of norm at most limit (1 + norm_error).
-
-    norm_error is the error of a computed norm. Two influences have a distance of at
-    most diameter·limit (1 + norm_error), and a record moves the exact mean by this
-    divided by n. The mean has norm at most 9/8 limit (more rows per divisor are
-    rejected); if `rounded`, rounding moves each neighbor's mean by 2^-24 of that.
-    """
+    """Returns the sensitivity of a mean of influences of l2 norm at most limit."""
+    # A norm is computed with a relative error of at most norm_error. Two influences
+    # have a distance of at most diameter·limit (1 + norm_error), and a record moves the
+    # exact mean by this divided by n = num_samples. The mean has norm at most 9/8 limit
+    # (more rows per divisor are rejected); if `rounded`, rounding moves it by 2^-24 of
+    # that.
     limit, num_samples = of_one_type(limit, num_samples)
     moved = _moved(relation, diameter)
     longest = limit * (1 + norm_error)
@@ -391,7 +392,8 @@ def norm_sensitivity(
 
 
 def largest_ulp(limit: Scalar, num_samples: Scalar) -> Scalar:
-    """Returns the float32 spacing below a mean's bound, which bounds its rounding."""
+    """Returns the spacing of float32 numbers just below the largest possible mean."""
+    # It bounds the rounding of a mean of num_samples terms within `limit`.
     limit, num_samples = of_one_type(limit, num_samples)
     xp = _numpy_for(limit, num_samples)
     mantissa, exponent = xp.frexp(_largest_mean(limit, num_samples))
@@ -410,17 +412,14 @@ def _moved(relation, diameter=2.0):
 
 
 def _rounded_change(limit, num_samples, moved, error, excess=0.0):
-    """Returns the largest change of a coordinate of the float32 mean by one record.
-
-    Sensitivities need it. `_unrounded_change` bounds the change before rounding, and
-    explains the arguments; here terms are within limit (1 + excess). In the top binade,
-    with spacing ulp, rounded means differ by a multiple of ulp, at most change + ulp.
-    If one is k binades lower, they differ by a multiple of ulp/2^k that is at most
-    change + (1/2 + 1/2^(k+1)) ulp.
-    """
+    """Returns the largest change of a coordinate of the float32 mean by one record."""
+    # Sensitivities need it. `_unrounded_change` bounds the change before rounding, and
+    # explains the arguments; here terms are within limit (1 + excess). In the top
+    # binade, with spacing ulp, rounded means differ by a multiple of ulp, at most
+    # change + ulp. If one is k binades lower, they differ by a multiple of ulp/2^k that
+    # is at most change + (1/2 + 1/2^(k+1)) ulp.
     xp = _numpy_for(limit, num_samples)
-    longest = limit * (1 + excess)
-    change = _unrounded_change(longest, num_samples, moved, error)
+    change = _unrounded_change(limit * (1 + excess), num_samples, moved, error)
     ulp = largest_ulp(limit, num_samples)
     steps = change / ulp
     same_binade = xp.floor(steps) + 1
@@ -434,20 +433,17 @@ def _rounded_change(limit, num_samples, moved, error, excess=0.0):
 
 
 def sum_error_in_turn(num_terms: int) -> float:
-    """Returns the largest error of a float sum of K terms, in units of u limit.
-
-    One after the other, results are largest: 2, 3, ..., K times the limit. 1.01 covers
-    the second order (Higham 2002, eq. 4.3; `docs/privacy/proofs/sums.md`, 1.2).
-    """
+    """Returns the largest error of a float sum of K terms, in units of u limit."""
+    # One after the other, results are largest: 2, 3, ..., K times the limit. 1.01
+    # covers the second order (Higham 2002, eq. 4.3; `docs/privacy/proofs/sums.md`,
+    # 1.2).
     return 1.01 * (num_terms * (num_terms + 1) / 2 - 1)
 
 
 def sum_error(num_terms: int) -> float:
-    """Returns a bound on the l2 error of a sum of K terms, in units of 2^-24 limit.
-
-    `norm_sensitivity` needs it. A term is a rounded product of l2 norm at most limit;
-    the order of additions may differ by coordinate, as in a product of matrices.
-    """
+    """Returns a bound on the l2 error of a sum of K terms, in units of 2^-24 limit."""
+    # `norm_sensitivity` needs it. A term is a rounded product of l2 norm at most limit;
+    # the order of additions may differ by coordinate, as in a product of matrices.
     depths = [num_terms - 1, *range(num_terms - 1, 0, -1)]
     squares = num_terms * sum((1 + depth) ** 2 for depth in depths)
     return math.sqrt(squares) * (1 + num_terms * ROUNDOFF)

@@ -47,6 +47,7 @@ from dpjax.estimators._estimator import (
     Sensitivity,
     largest_ulp,
     maximum,
+    of_coordinates,
     precise,
 )
 
@@ -142,12 +143,11 @@ class TrimmedMean(Estimator):
 
     def _sensitivity(self, num_samples, num_coordinates, relation, rounded):
         """Returns linf = upper - lower, plus 4·2^-24 limit for rounding the bounds."""
-        del num_samples, rounded  # the range holds for every n, and is rounded always
+        # The range holds for every num_samples, and is always rounded.
         rule = "REPLACE_ONE with TrimmedMean, which cannot leave out a row"
         _validate.require(relation is REPLACE_ONE, "relation", relation, rule)
         linf = (self.upper - self.lower) + 4 * ROUNDOFF * self.limit
-        l2 = math.sqrt(num_coordinates) * linf
-        return Sensitivity(num_coordinates * linf, l2, linf)
+        return of_coordinates(linf, num_coordinates)
 
     def noise_parameters(
         self,
@@ -163,7 +163,6 @@ class TrimmedMean(Estimator):
         `privatize` calibrates noise to it. Sampled batches and add/remove raise
         `ValueError`: no accounting is known for order statistics of such batches.
         """
-        del num_samples, num_coordinates
         _validate.positive(noise_multiplier=noise_multiplier)
         rule = (
             "one that takes masks, such as Truncation(1.0): a trimmed mean needs "
@@ -175,7 +174,7 @@ class TrimmedMean(Estimator):
 
     def fold(self, stream: SampleStream, *, normalize_by: Scalar) -> MeanAndAux:
         """Returns all devices' trimmed mean, and this device's aux, such as losses."""
-        del normalize_by  # equals the number of rows, because groups_by_index is True
+        # normalize_by is the number of rows, because groups_by_index is True.
         self._no_padding(stream)
         num_rows = stream.num_rows_in_all
         samples, aux = stream.read_all()
@@ -280,8 +279,10 @@ class TrimmedMean(Estimator):
         return jnp.clip(mean, like(self.lower, mean), like(self.upper, mean))
 
 
-def _with_sensitivity(stream, estimator, weights, bound):
-    """Returns the trimmed mean and its smooth sensitivity, of each coordinate.
+def _with_sensitivity(
+    stream: SampleStream, estimator: TrimmedMean, weights: jax.Array, bound: Static
+) -> tuple[PyTree, PyTree]:
+    """Returns the trimmed mean of a stream, and its smooth sensitivity, by coordinate.
 
     `weights` (m + 1,) are about e^(-kt), t = smoothness; `bound.value` is a `Bound`.
     """
@@ -319,8 +320,8 @@ def smooth_sensitivity(order, weights, width, num_kept, bound: Bound) -> jax.Arr
     """Returns the smooth sensitivity, (d,), to which a trimmed mean's noise is scaled.
 
     It is the maximum (2) for "exact", or (3) for "fast", of terms (4), and of w_m W, in
-    the notation of this module: `weights` are w_k, width is W, and num_kept is N.
-    `order` has `OrderStatistics`.
+    the notation of this module: `weights` (m + 1,) are w_k, width is W, num_kept is N,
+    and `order` are the `OrderStatistics` of the samples, a matrix (n, d).
     """
     low, high, _ = order
     trim_count, num_columns = len(low) - 1, low.shape[1]
@@ -399,7 +400,7 @@ class MedianOfMeans(Estimator):
 
     def _sensitivity(self, num_samples, num_coordinates, relation, rounded):
         """Returns the sensitivity: a group mean's, halved if num_groups is even."""
-        del rounded  # means of groups are always rounded
+        # Means of groups are always rounded.
         if _validate.is_concrete(num_samples) and float(num_samples) < self.num_groups:
             raise ValueError(
                 f"num_samples must be at least num_groups = {self.num_groups}, "
@@ -411,16 +412,13 @@ class MedianOfMeans(Estimator):
             return inner
         # The two middle means together move by one mean's change at most: their average
         # moves by half of it, and is rounded.
-        ulp = largest_ulp(self.limit, group_size)
-        return Sensitivity(
-            inner.l1 / 2 + num_coordinates * ulp,
-            inner.l2 / 2 + math.sqrt(num_coordinates) * ulp,
-            inner.linf / 2 + ulp,
-        )
+        rounding = of_coordinates(largest_ulp(self.limit, group_size), num_coordinates)
+        pairs = zip(inner, rounding, strict=True)
+        return Sensitivity(*(change / 2 + ulp for change, ulp in pairs))
 
     def fold(self, stream: SampleStream, *, normalize_by: Scalar) -> MeanAndAux:
         """Returns the median of group means, and this device's aux, such as losses."""
-        del normalize_by  # equals the number of rows, because groups_by_index is True
+        # normalize_by is the number of rows, because groups_by_index is True.
         n = stream.num_rows_in_all
         rule = f"at least num_groups = {self.num_groups} records"
         _validate.require(n >= self.num_groups, "samples", n, rule)

@@ -216,11 +216,9 @@ class SmoothedClipping(SmoothedEstimator, NormEstimator):
 
 
 def supremum(beta: Scalar) -> Scalar:
-    """Returns sup h_beta = (2 sqrt(2)/3) erf(sqrt(beta/2)), to bound an influence.
-
-    h(a) = E phi(aW), W = 1 + Z/sqrt(beta), increases: h' = E[phi'(aW) W] >= 0, since
-    phi' is even and W has more mass at w than at -w. phi(aW) tends to ±2 sqrt(2)/3.
-    """
+    """Returns sup h_beta = (2 sqrt(2)/3) erf(sqrt(beta/2)), to bound an influence."""
+    # h(a) = E phi(aW), W = 1 + Z/sqrt(beta), increases: h' = E[phi'(aW) W] >= 0, since
+    # phi' is even and W has more mass at w than at -w. phi(aW) tends to ±2 sqrt(2)/3.
     if isinstance(beta, float | int):
         return 2 * math.sqrt(2) / 3 * math.erf(math.sqrt(beta / 2))
     return 2 * math.sqrt(2) / 3 * jax.scipy.special.erf(jnp.sqrt(beta / 2))
@@ -232,11 +230,9 @@ def degree_for(beta: float) -> int:
 
 
 def series_coefficients(beta: Scalar, degree: int) -> jax.Array:
-    """Returns the coefficients, lowest first, of a polynomial for fast `series`.
-
-    It gives the influence h_beta(a), in z = 2 v^2 - 1, v^2 = a^2 / (a^2 + 0.09 beta).
-    If beta > SERIES[degree], as a traced beta may be, coefficients are NaN.
-    """
+    """Returns the coefficients, lowest first, of a polynomial for fast `series`."""
+    # It gives the influence h_beta(a), in z = 2 v^2 - 1, v^2 = a^2 / (a^2 + 0.09 beta).
+    # If beta > SERIES[degree], as a traced beta may be, coefficients are NaN.
     beta = jnp.asarray(beta)
     beta = jnp.where(beta <= SERIES[degree], beta, jnp.nan)
     table = jnp.asarray(_series_table(degree), beta.dtype)
@@ -248,6 +244,7 @@ def series_coefficients(beta: Scalar, degree: int) -> jax.Array:
 
 def series(a: jax.Array, beta: jax.Array, coefficients: jax.Array) -> jax.Array:
     """Returns the Catoni-Giulini influence h_beta(a), |a| <= 1e6, by a polynomial."""
+    # `coefficients` are those of `series_coefficients` for beta.
     c2 = 0.09 * beta
     inverse = 1 / (a * a + c2)
     z = 1 - 2 * c2 * inverse  # = 2 v^2 - 1
@@ -317,7 +314,8 @@ def _quadrature(a: jax.Array, beta: jax.Array) -> jax.Array:
 
 @functools.cache
 def _series_table(degree: int) -> np.ndarray:
-    """Returns Chebyshev series in beta of `series_coefficients`, (13, degree + 1)."""
+    """Returns an array (13, degree + 1), by which `series_coefficients` works fast."""
+    # Column j has coefficient j of the polynomial, as a Chebyshev series in beta.
     count = _BETA_DEGREE + 1
     x = np.cos((np.arange(count) + 0.5) * np.pi / count)
     z = np.cos((np.arange(64) + 0.5) * np.pi / 64)

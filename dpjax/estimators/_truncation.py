@@ -94,13 +94,12 @@ class ThresholdEstimator(CoordinateEstimator):
 
 
 def deviations(num_samples, num_coordinates, num_steps, epsilon, delta, failure_prob):
-    """Returns log(2 d T / xi), and a bound on a coordinate's noise times n / limit.
-
-    `for_moment` balances bias and noise by them. With probability 1 - xi, no coordinate
-    of T releases exceeds the bound: the logarithm is from a union bound over d
-    coordinates, T releases and two signs. The stddev is kappa·2 sqrt(d) limit / n: the
-    l2 sensitivity times kappa, exact for T Gaussian releases within (epsilon, delta).
-    """
+    """Returns log(2 d T / xi), and a bound on a coordinate's noise times n / limit."""
+    # `for_moment` balances bias and noise by them. With probability 1 - xi, no
+    # coordinate of T releases exceeds the bound: the logarithm is from a union bound
+    # over d coordinates, T releases and two signs. The stddev is kappa·2 sqrt(d) limit
+    # / n: the l2 sensitivity times kappa, exact for T Gaussian releases within
+    # (epsilon, delta).
     _validate.positive(epsilon=epsilon)
     _validate.count(num_samples=num_samples, num_coordinates=num_coordinates)
     _validate.count(num_steps=num_steps)
@@ -147,7 +146,6 @@ class Truncation(ThresholdEstimator):
     @staticmethod
     def bias_factor(v: float) -> float:
         """Returns 1: E|x|·1{|x| > B} <= u / B^v, by Markov's inequality."""
-        del v
         return 1.0
 
 

@@ -255,11 +255,9 @@ def _is_loss(program: core.ClosedJaxpr) -> bool:
 
 
 def _draws_alike(jaxpr: core.Jaxpr, fixed: set[Any]) -> bool:
-    """Returns whether random bits come from a key that is the same for all examples.
-
-    No argument of the loss determines such a key. `fixed` are the inputs of `jaxpr`
-    that no argument determines.
-    """
+    """Returns whether random bits come from a key that is the same for all examples."""
+    # No argument of the loss determines such a key. `fixed` are the inputs of `jaxpr`
+    # that no argument determines.
     fixed = {*fixed, *jaxpr.constvars}
     for equation in jaxpr.eqns:
         is_fixed = [isinstance(x, core.Literal) or x in fixed for x in equation.invars]
@@ -278,11 +276,10 @@ def _draws_alike(jaxpr: core.Jaxpr, fixed: set[Any]) -> bool:
 def _with_gradient(
     loss: Callable[..., Any], arrays: dict[int, Any], example: PyTree
 ) -> tuple[set[int], core.ClosedJaxpr]:
-    """Returns the numbers of parameters with a gradient, and the gradient's program.
-
-    `arrays` has the parameters by number; `loss(arrays, example)` is traced. Parameters
-    without a path to the loss have no gradient: `check_model` reports them as problems.
-    """
+    """Returns the numbers of parameters with a gradient, and the gradient's program."""
+    # `arrays` has the parameters by number; `loss(arrays, example)` is traced.
+    # Parameters without a path to the loss have no gradient: `check_model` reports them
+    # as problems.
     floats = {i: x for i, x in arrays.items() if _is_trainable(x)}
     fixed = {i: x for i, x in arrays.items() if i not in floats}
     reached = set()
@@ -307,5 +304,4 @@ def _with_gradient(
         floats = {i: watched(i, x) for i, x in floats.items()}
         return loss({**floats, **fixed}, example)
 
-    program = jax.make_jaxpr(jax.grad(of_floats))(floats, fixed, example)
-    return reached, program
+    return reached, jax.make_jaxpr(jax.grad(of_floats))(floats, fixed, example)

@@ -5,7 +5,7 @@ again with a shift of zero added to the result of each site: `factored_grad`.
 
 Before its use a parameter may pass through operations that move its entries or change
 their precision, and into the program of a `jit`, a `jax.checkpoint`, a branch of a
-`cond`, or a `scan` (whole, or a slice in each turn). Three uses allow factors: the
+`cond`, or a `scan` (whole, or a slice in each iteration). Three uses allow factors: the
 parameter is multiplied (`_products`); a few of its rows are read, a look-up; or a layer
 with its own derivative uses it, by `jax.custom_vjp` or `jax.custom_jvp`. The gradient
 of a parameter with any other use is written out.
@@ -125,14 +125,15 @@ def factored_grad(
     return grad_fn
 
 
-def _with_shifts(sites, shifts, program, args, within=()):
-    """Returns a program's results, with zeros added at sites, and inputs of sites.
+def _with_shifts(sites, shifts, program: core.ClosedJaxpr, args, within: Place = ()):
+    """Returns the results of a program for inputs `args`, and residuals of its sites.
 
-    A site is an equation that multiplies or reads a parameter. The zeros added to its
-    result are its shift, by which the derivative is the result's cotangent: so one
-    backward pass gives the cotangents of all sites. With the sites' inputs, residuals,
-    they are the factors of gradients. `sites`, `shifts` and residuals are by place, the
-    indices of an equation in nested programs; `within` is the place of this program.
+    A site is an equation that multiplies a parameter or reads its rows: `sites` maps
+    its place to a `Site`. `shifts` maps its place to zeros that are added to its
+    result: the derivative by them is the cotangent of the result, so one backward pass
+    gives the cotangents of all sites. The second result maps its place to residuals,
+    the inputs that are kept: they and the cotangent are the factors of a gradient.
+    `within` is the place of this program in the traced loss.
     """
     residuals = {}
 
@@ -155,32 +156,31 @@ def _with_shifts(sites, shifts, program, args, within=()):
     return evaluate(program, args, rule, within), residuals
 
 
-def _through_scan(place, equation, inputs, shifts, run):
-    """Returns the results of a `scan`, and inputs of equations that use parameters.
+def _through_scan(place: Place, equation: Any, inputs: list, shifts, run):
+    """Returns the results of a `scan` at `place`, and the residuals of sites inside it.
 
-    Gradients are computed from these inputs, the residuals, stacked by iteration, and
-    from cotangents: gradients by `shifts`, zeros that `run` adds to the equations'
-    results. `run` is `_with_shifts`, and `place` the place of `equation`.
+    `inputs` are the inputs of `equation`, the scan. `shifts` and residuals are those of
+    `_with_shifts`, stacked by iteration, and `run` is this function with its sites.
     """
     params = equation.params
     num_whole, num_carried = params["num_consts"], params["num_carry"]
     consts, rest = inputs[:num_whole], inputs[num_whole:]
 
-    # Shifts and residuals are sliced and stacked by turn, as slices and results are.
-    def body(carry, turn):
-        slices, shifts = turn
+    # Shifts and residuals are sliced and stacked by iteration, as slices and results.
+    def body(carry, sliced):
+        slices, shifts = sliced
         args = [*consts, *carry, *slices]
         results, residuals = run(shifts, params["jaxpr"], args, place)
         return results[:num_carried], (results[num_carried:], residuals)
 
     options = {name: params[name] for name in ("length", "reverse", "unroll")}
-    turns = rest[num_carried:], shifts
-    last, (each, residuals) = jax.lax.scan(body, rest[:num_carried], turns, **options)
+    sliced = rest[num_carried:], shifts
+    last, (each, residuals) = jax.lax.scan(body, rest[:num_carried], sliced, **options)
     return [*last, *each], residuals
 
 
-def _through_remat(place, equation, inputs, shifts, run):
-    """Returns a `jax.checkpoint`'s results and residuals, as `_through_scan` does."""
+def _through_remat(place: Place, equation: Any, inputs: list, shifts, run):
+    """Returns results of a `jax.checkpoint`, and residuals, as `_through_scan` does."""
     (program,) = programs_in(equation)
 
     def inner(inputs, shifts):
@@ -190,12 +190,9 @@ def _through_remat(place, equation, inputs, shifts, run):
     return jax.checkpoint(inner, **options)(inputs, shifts)
 
 
-def _through_cond(place, equation, inputs, shifts, run):
-    """Returns a `cond`'s results and residuals, as `_through_scan` does a `scan`'s.
-
-    Residuals are the inputs of equations that use parameters, to compute gradients;
-    those of branches that do not run are zeros.
-    """
+def _through_cond(place: Place, equation: Any, inputs: list, shifts, run):
+    """Returns the results of a `cond`, and residuals, as `_through_scan` does."""
+    # The residuals of branches that do not run are zeros.
     index, *inputs = inputs
 
     def branch(number, program):
@@ -278,12 +275,10 @@ class Lookup:
 
 
 def lookup_at(equation: Any, moves: Moves, place: Place) -> Lookup | None:
-    """Returns the `Lookup` by which an equation reads rows of a parameter, or None.
-
-    A `gather` of rows or a `dynamic_slice` of one row is a look-up. `moves` lead from
-    the parameter to the table, and `place` finds the equation in the program. A
-    gradient is then stored as the rows that an example reads.
-    """
+    """Returns the `Lookup` by which an equation reads rows of a parameter, or None."""
+    # A `gather` of rows or a `dynamic_slice` of one row is a look-up. `moves` lead from
+    # the parameter to the table, and `place` finds the equation in the program. A
+    # gradient is then stored as the rows that an example reads.
     table, result = equation.invars[0].aval, equation.outvars[0].aval
     is_by_row = equation.params["slice_sizes"] == (1, *table.shape[1:])
     if equation.primitive is lax.dynamic_slice_p:
@@ -360,7 +355,7 @@ def _only(leaf_uses: list[Use]) -> Use:
     if use is None:
         return WrittenOut(many)
     # Factors pay if they are much smaller than their product, or if a loop would add to
-    # the written-out gradient in every turn.
+    # the written-out gradient in every iteration.
     if isinstance(use, Product) and not (use.is_smaller or use.is_in_loop):
         return WrittenOut(use.why if len(leaf_uses) == 1 else many)
     if isinstance(use, Lookup) and not use.is_smaller:
@@ -383,12 +378,10 @@ def _together(leaf_uses: Sequence[Use]) -> Product | Lookup | None:
     return both if both.is_smaller else None
 
 
-def _of_matrix(use):
-    """Returns a use of a parameter as a product with the matrix (p, q), or None.
-
-    `_together` joins such products. A look-up becomes a product with one-hot vectors;
-    for a transpose, vectors and cotangents change places.
-    """
+def _of_matrix(use: Use) -> Product | None:
+    """Returns a use of a parameter as a product with the matrix (p, q), or None."""
+    # `_together` joins such products. A look-up becomes a product with one-hot vectors;
+    # for a transpose, vectors and cotangents change places.
     if isinstance(use, WrittenOut) or len(use.shape) != 2:
         return None
     if any(kind != "transpose" for kind, _ in use.moves):
@@ -412,13 +405,13 @@ def _end(variables, images, why, leaf_uses):
             leaf_uses[images[x].leaf].append(WrittenOut(why))
 
 
-def _read(jaxpr, images, within, leaf_uses):
-    """Finds how a jaxpr uses parameters, because a use tells how to store a gradient.
+def _read(jaxpr: Any, images, within: Place, leaf_uses: list[list[Use]]):
+    """Appends the uses of parameters by a jaxpr to leaf_uses, and returns its images.
 
-    It appends each use to its parameter's list in leaf_uses, and returns all images: an
-    image is a variable with the entries of a parameter, perhaps moved. `images` maps
-    those among the inputs to an `Image`, and `within` is the place of this jaxpr:
-    indices of equations in the jaxprs around it.
+    A use tells how to store the gradient; leaf_uses has a list for each parameter. An
+    image is a variable with the entries of a parameter, perhaps moved: `images` maps
+    inputs of the jaxpr to an `Image`, and the result maps all such variables. `within`
+    is the place of this jaxpr: the indices of the equations around it.
     """
     images = dict(images)
     for i, equation in enumerate(jaxpr.eqns):
@@ -452,18 +445,17 @@ def _read(jaxpr, images, within, leaf_uses):
                 moves = Moves((*image.moves, *moved))
                 images[equation.outvars[0]] = image._replace(moves=moves)
             else:
-                is_alone = len(operands) == 1
-                use = _use(jaxpr, equation, k, image, place, is_alone)
+                use = _use(jaxpr, equation, k, image, place, len(operands) == 1)
                 leaf_uses[image.leaf].append(use)
     return images
 
 
-def _inside(equation, operands, place):
+def _inside(equation: Any, operands: dict[int, Image], place: Place):
     """Returns the programs inside an equation, [(jaxpr, place), ...], and their images.
 
-    `_read` looks there for uses of parameters. An image is a variable with the entries
-    of a parameter; `operands` maps the equation's inputs, by number, to images, and the
-    second result those of a jaxpr.
+    `_read` looks there for uses of parameters. `operands` maps numbers of the
+    equation's inputs to an `Image`, if the input has the entries of a parameter. The
+    second result does so for inputs of the programs.
     """
     kind, params = equation.primitive, equation.params
     if is_plain_jit(equation):
@@ -482,7 +474,7 @@ def _inside(equation, operands, place):
     passed = {}
     for k, image in operands.items():
         moves, is_each = image.moves, k >= num_carried
-        if num_whole <= k < num_carried:  # a carry changes from turn to turn
+        if num_whole <= k < num_carried:  # a carry changes
             continue
         if is_each:
             moves = Moves((*moves, EACH))
@@ -491,13 +483,11 @@ def _inside(equation, operands, place):
     return [(params["jaxpr"].jaxpr, place)], passed
 
 
-def _moved(equation):
-    """Returns how an equation moves the entries of its input; None if it does more.
-
-    The result is a tuple of inverse moves, such as ("transpose", (1, 0)); a copy or a
-    cast of floats has none, (). `Moves.undone` applies them to the gradient with
-    respect to the moved array, which gives the gradient of the parameter.
-    """
+def _moved(equation: Any):
+    """Returns how an equation moves the entries of its input; None if it does more."""
+    # The result is a tuple of inverse moves, such as ("transpose", (1, 0)); a copy or a
+    # cast of floats has none, (). `Moves.undone` applies them to the gradient with
+    # respect to the moved array, which gives the gradient of the parameter.
     source, result = equation.invars[0].aval, equation.outvars[0].aval
     params, kind = equation.params, equation.primitive
     if kind is lax.convert_element_type_p:
@@ -515,14 +505,13 @@ def _moved(equation):
     return None
 
 
-def _use(jaxpr, equation, operand, image, place, is_alone):
-    """Returns a parameter's use by an equation: `Product`, `Lookup` or `WrittenOut`.
-
-    A use tells how to store the gradient. Input number `operand` has the parameter's
-    entries, moved as `image` describes; is_alone: no other input is of parameters.
-    """
+def _use(jaxpr, equation, operand: int, image: Image, place: Place, is_alone: bool):
+    """Returns how an equation uses a parameter: `Product`, `Lookup` or `WrittenOut`."""
+    # Such a use tells how to store the gradient. Input number `operand` has the entries
+    # of the parameter, moved as `image` describes. is_alone tells that no other input
+    # has entries of a parameter.
     kind, use = equation.primitive, None
-    # Only look-ups outside of loops are supported: places belong to one turn.
+    # Only look-ups outside of loops are supported: places belong to one iteration.
     is_first = operand == 0 and is_alone and not image.loops
     if kind.name in ("custom_vjp_call", "custom_jvp_call"):
         use = product_of_rule(jaxpr, equation, operand, image, place)
@@ -537,12 +526,11 @@ def _use(jaxpr, equation, operand, image, place, is_alone):
 
 
 def product_of_rule(jaxpr, equation, operand, image, place) -> Product | None:
-    """Returns the `Product` of a matrix in a layer with its own derivative, or None.
-
-    The layer, `equation`, is a `jax.custom_vjp` or `jax.custom_jvp`. Input `operand` is
-    the matrix, from a parameter by the moves of `image`. The gradient has factors if
-    the rule of its derivative ends in a product of two operands: these are the factors.
-    """
+    """Returns the `Product` of a matrix in a layer with its own derivative, or None."""
+    # The layer, `equation`, is a `jax.custom_vjp` or `jax.custom_jvp`. Input `operand`
+    # is the matrix, from a parameter by the moves of `image`. The gradient has factors
+    # if the rule of its derivative ends in a product of two operands: these are the
+    # factors.
     avals = [x.aval for x in (*equation.invars, *equation.outvars)]
     is_plain = not any(jnp.issubdtype(x.dtype, jax.dtypes.extended) for x in avals)
     # With symbolic zeros a rule may depend on which of its inputs have derivatives.
@@ -579,7 +567,7 @@ def product_of_rule(jaxpr, equation, operand, image, place) -> Product | None:
     return Product((site,), (0, 1), 0, 1, shape, Moves(image.moves))
 
 
-def _rule_of_layer(jaxpr, equation, operand):
+def _rule_of_layer(jaxpr: core.Jaxpr, equation: Any, operand: int):
     """Returns a layer's derivative, a jaxpr (cotangent, *inputs) -> gradient, or None.
 
     `product_of_rule` looks for a product in it. The gradient is by input `operand`. The
@@ -611,12 +599,10 @@ def _inlined(program, inputs):
     return evaluate(program, inputs, lambda place, equation, inputs, run: run())
 
 
-def _product_at_the_end(jaxpr):
-    """Returns (operands, axes) of the product (p, q) that a jaxpr ends in, or None.
-
-    The two operands are the factors of a gradient. Transposed by axes[0], operands[0]
-    has shape (summed axes, p); by axes[1], operands[1] has shape (summed axes, q).
-    """
+def _product_at_the_end(jaxpr: Any):
+    """Returns (operands, axes) of the product (p, q) that a jaxpr ends in, or None."""
+    # The two operands are the factors of a gradient. Transposed by axes[0], operands[0]
+    # has shape (summed axes, p); by axes[1], operands[1] has shape (summed axes, q).
     made = {x: equation for equation in jaxpr.eqns for x in equation.outvars}
 
     def source(x):

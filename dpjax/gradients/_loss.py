@@ -125,20 +125,17 @@ def loss_of_users(loss_fn: LossFn, *, has_aux: bool = False) -> LossFn:
         values, aux = results if has_aux else (results, ())
         value = jnp.sum(jnp.where(example.is_record, values, 0))
         if example.user_gradient == "mean":
-            num_records = jnp.sum(example.is_record)
-            value /= jnp.maximum(num_records, 1).astype(value.dtype)
+            value /= jnp.maximum(jnp.sum(example.is_record), 1).astype(value.dtype)
         return (value, aux) if has_aux else value
 
     return loss
 
 
 def closed_over(loss_fn: Any) -> dict[str, Any]:
-    """Returns the pytrees that `loss_fn` uses besides its arguments, by name.
-
-    They may hold records or BatchNorm's state. loss_fn closes over them, or binds them
-    by `functools.partial` or as `self`. Wrappers such as `jax.jit`, which have
-    `__wrapped__`, are unwrapped first.
-    """
+    """Returns the pytrees that `loss_fn` uses besides its arguments, by name."""
+    # They may hold records or BatchNorm's state. loss_fn closes over them, or binds
+    # them by `functools.partial` or as `self`. Wrappers such as `jax.jit`, which have
+    # `__wrapped__`, are unwrapped first.
     bound: dict[str, Any] = {}
     while not inspect.isfunction(loss_fn) or hasattr(loss_fn, "__wrapped__"):
         if wrapped := getattr(loss_fn, "__wrapped__", None):
@@ -174,12 +171,10 @@ def constants(program: core.ClosedJaxpr) -> Iterator[Any]:
 def rows_held(
     loss_fn: LossFn, programs: Iterable[core.ClosedJaxpr], num_rows: int
 ) -> list[str]:
-    """Returns a warning for each shape of arrays in a loss that have num_rows rows.
-
-    An example whose loss reads such an array may depend on all records. The arrays are
-    constants of `programs`, or `closed_over` (as NumPy arrays are). Only names and
-    shapes are read. With one row, every array of one row would match.
-    """
+    """Returns a warning for each shape of arrays in a loss that have num_rows rows."""
+    # An example whose loss reads such an array may depend on all records. The arrays
+    # are constants of `programs`, or `closed_over` (as NumPy arrays are). Only names
+    # and shapes are read. With one row, every array of one row would match.
     leaves = [
         (f"closes over {name}, with", x)
         for name, value in closed_over(loss_fn).items()
@@ -218,11 +213,9 @@ def warn_of_rows(
 def evaluate(
     program: core.ClosedJaxpr, args: Sequence[Any], rule: Rule, within: Place = ()
 ) -> list[Any]:
-    """Returns a program's results, where `rule` may replace those of any equation.
-
-    `rule(place, equation, inputs, run)` returns the results of an equation, with place
-    (*within, index); `run()` returns its own results. Plain jits are inlined.
-    """
+    """Returns a program's results, where `rule` may replace those of any equation."""
+    # `rule(place, equation, inputs, run)` returns the results of an equation, with
+    # place (*within, index); `run()` returns its own results. Plain jits are inlined.
     jaxpr, given = program.jaxpr, [*program.consts, *args]
     values = dict(zip(jaxpr.constvars + jaxpr.invars, given, strict=True))
 
@@ -260,7 +253,8 @@ def evaluate(
 def as_function(
     jaxpr: core.Jaxpr, equation: core.JaxprEqn
 ) -> tuple[list[core.Var], Callable[..., list[Any]]]:
-    """Returns an equation's inputs, and a function of them, to run or differentiate."""
+    """Returns an equation's input variables, and a function from values to results."""
+    # `jaxpr` contains the equation. The function can be run, or differentiated.
     used = list(dict.fromkeys(x for x in equation.invars if isinstance(x, core.Var)))
     program = jaxpr.replace(
         constvars=[], invars=used, outvars=equation.outvars, eqns=[equation]
@@ -291,7 +285,7 @@ def streamlined(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
 
 
 def traced(function: Callable[..., PyTree], *args: PyTree) -> Callable[..., PyTree]:
-    """Returns `streamlined(function)`, faster on XLA, for arguments of these shapes."""
+    """Returns the function, rewritten as by `streamlined`, for arguments like args."""
     closed, shapes = jax.make_jaxpr(function, return_shape=True)(*args)
     refuse_collectives(closed.jaxpr)
 
@@ -301,7 +295,6 @@ def traced(function: Callable[..., PyTree], *args: PyTree) -> Callable[..., PyTr
 
         def rule(place, equation, inputs, run):
             """Returns an equation's results, by a faster operation if there is one."""
-            del place
             kind, params = equation.primitive, equation.params
             is_placed = params.get("out_sharding") is not None
             if kind is lax.conv_general_dilated_p and not is_placed:
@@ -327,11 +320,9 @@ def traced(function: Callable[..., PyTree], *args: PyTree) -> Callable[..., PyTr
 
 
 def refuse_collectives(jaxpr: core.Jaxpr, own: frozenset[Any] = frozenset()) -> None:
-    """Raises `ValueError` if a gradient's program reads values of other devices.
-
-    Such a gradient depends on more than its example. Collectives over the axes `own` of
-    a `jax.shard_map` inside the loss are allowed: its devices share one example.
-    """
+    """Raises `ValueError` if a gradient's program reads values of other devices."""
+    # Such a gradient depends on more than its example. Collectives over the axes `own`
+    # of a `jax.shard_map` inside the loss are allowed: its devices share one example.
     rule = (
         "the loss of one example, without collectives over mesh axes (JAX adds one to "
         "a derivative by an array that loss_fn closes over and that is the same on all "
@@ -347,8 +338,7 @@ def refuse_collectives(jaxpr: core.Jaxpr, own: frozenset[Any] = frozenset()) -> 
         operation = f"a gradient with {kind} over {sorted(map(str, named))}"
         _validate.require(is_fine, "loss_fn", operation, rule)
         for program in programs_in(equation):
-            inside = own | set(params.get("manual_axes", ()))
-            refuse_collectives(program.jaxpr, inside)
+            refuse_collectives(program.jaxpr, own | set(params.get("manual_axes", ())))
 
 
 def _order(ndim: int) -> lax.ConvDimensionNumbers:
@@ -359,24 +349,22 @@ def _order(ndim: int) -> lax.ConvDimensionNumbers:
 
 
 def _convolution(lhs, rhs, *, dimension_numbers, **params):
-    """Returns a convolution of images and kernels, on CPU in the fast NHWC and HWIO."""
-
-    def as_given(lhs, rhs):
-        return lax.conv_general_dilated_p.bind(
-            lhs, rhs, dimension_numbers=dimension_numbers, **params
-        )
+    """Returns `lax.conv_general_dilated` of images lhs and kernels rhs, fast on CPU."""
+    # There XLA has a fast kernel for images NHWC and kernels HWIO, so the operands get
+    # this order of axes first, and the result gets its own order.
+    convolution = partial(lax.conv_general_dilated_p.bind, **params)
 
     def in_order(lhs, rhs):
-        """Returns the convolution in the given layout, computed in the fast one."""
+        """Returns the same convolution, computed with axes in the order of `_order`."""
         (batch, feature, *space), (out, into, *window), result = dimension_numbers
         order = _order(lhs.ndim)
-        value = lax.conv_general_dilated_p.bind(
+        value = convolution(
             lhs.transpose(batch, *space, feature),
             rhs.transpose(*window, into, out),
             dimension_numbers=order,
-            **params,
         )
         place = dict(zip(result, order.out_spec, strict=True))
         return value.transpose([place[axis] for axis in range(lhs.ndim)])
 
+    as_given = partial(convolution, dimension_numbers=dimension_numbers)
     return lax.platform_dependent(lhs, rhs, cpu=in_order, default=as_given)

@@ -50,7 +50,7 @@ TREE = 32  # terms of a level
 
 
 class Loop(NamedTuple):
-    """Describes a `scan` around a use; is_each if each turn has its own slice."""
+    """Describes a `scan` around a use; is_each if each iteration has its own slice."""
 
     length: int
     is_each: bool
@@ -89,9 +89,9 @@ class Site(NamedTuple):
             table, entries of a row).
         kind: "vector", "patch" of an image, or "one-hot" for products; else "row".
         residuals: selects the inputs of the equation to keep for the backward pass.
-        factors: maps residuals and the result's cotangents of all turns to vectors
-            (G, T, p) and cotangents (G, T, q), or for look-ups to places (num_read,)
-            and cotangents (num_read, q).
+        factors: maps residuals and cotangents of the result, of all iterations, to
+            vectors (G, T, p) and cotangents (G, T, q), or for look-ups to places
+            (num_read,) and cotangents (num_read, q).
     """
 
     at: Place
@@ -117,13 +117,11 @@ def repeated(
     loops: tuple[Loop, ...],
     num_groups: int,
 ) -> Callable[[jax.Array, jax.Array], tuple[jax.Array, jax.Array]]:
-    """Returns a function that computes the factors of a gradient inside of scans.
-
-    The function maps an example's residuals (inputs that were stored) and cotangents,
-    stacked over the scans `loops`, to vectors (G, T, p) and cotangents (G, T, q). For
-    one iteration `vectors` and `cotangents` do so. Iterations over slices of the
-    parameter become groups G; those of any other loop become positions T.
-    """
+    """Returns a function that computes the factors of a gradient inside of scans."""
+    # The function maps an example's residuals (inputs that were stored) and cotangents,
+    # stacked over the scans `loops`, to vectors (G, T, p) and cotangents (G, T, q). For
+    # one iteration `vectors` and `cotangents` do so. Iterations over slices of the
+    # parameter become groups G; those of any other loop become positions T.
     depth = len(loops)
     each = [i for i, loop in enumerate(loops) if loop.is_each]
     summed = [i for i, loop in enumerate(loops) if not loop.is_each]
@@ -178,13 +176,12 @@ class Product:
 
     @property
     def is_in_loop(self) -> bool:
-        """Returns whether one product after a `scan` replaces additions in each turn.
+        """Returns whether one product after a `scan` can replace its many additions.
 
-        It needs the vectors of all turns: too much if they are patches or one-hot.
+        It needs the vectors of all iterations: too much if they are patches or one-hot.
         """
         loops = [loop for site in self.sites for loop in site.loops]
-        is_there = self.kinds == {"vector"}
-        return is_there and not all(loop.is_each for loop in loops)
+        return self.kinds == {"vector"} and not all(loop.is_each for loop in loops)
 
     @property
     def kinds(self) -> set[str]:
@@ -233,7 +230,7 @@ class Product:
         return joined(self.sites, residuals, cotangents, axis=1)
 
     def samples(self, left, right) -> "OuterProducts | MatrixProducts | jax.Array":
-        """Returns n gradients, of vectors (n, G, T, p) and cotangents (n, G, T, q)."""
+        """Returns n gradients, by vectors (n, G, T, p) and cotangents (n, G, T, q)."""
         n, order = self.num_summed, self.order
         if not self.is_outer:
             products = MatrixProducts(left, right, self._built(order))
@@ -262,11 +259,10 @@ class WrittenOut:
 
 
 def joined(sites, residuals, cotangents, axis: int) -> tuple[jax.Array, jax.Array]:
-    """Returns one example's factors of all sites, concatenated along an axis.
-
-    A site is an equation that uses a parameter. `residuals` and `cotangents` have an
-    item for each site: inputs that were stored, and the cotangent of its result.
-    """
+    """Returns an example's factors of a gradient, from all uses of the parameter."""
+    # Each of `sites` is a use, an equation. `residuals` and `cotangents` have an item
+    # for each: inputs that were stored, and the cotangent of the result. The factors,
+    # vectors or places and cotangents, are concatenated along `axis`.
     pairs = [
         site.factors(x, y)
         for site, x, y in zip(sites, residuals, cotangents, strict=True)
@@ -285,11 +281,10 @@ def joined(sites, residuals, cotangents, axis: int) -> tuple[jax.Array, jax.Arra
 def product_at(
     equation: Any, operand: int, image: Image, place: Place
 ) -> Product | None:
-    """Returns the `Product` by which a `dot_general` uses a parameter, or None.
-
-    Input number `operand` has the parameter's entries, moved as `image` describes, and
-    `place` finds the equation. The gradient is then stored as vectors and cotangents.
-    """
+    """Returns the `Product` by which a `dot_general` uses a parameter, or None."""
+    # Input number `operand` has the parameter's entries, moved as `image` describes,
+    # and `place` finds the equation. The gradient is then stored as vectors and
+    # cotangents.
     summed, groups = equation.params["dimension_numbers"]
     matrix, vector = (equation.invars[k].aval for k in (operand, 1 - operand))
     if not is_ordinary(equation):
@@ -323,12 +318,10 @@ def product_at(
 
 
 def convolution_at(equation: Any, image: Image, place: Place) -> Product | None:
-    """Returns the `Product` by which a convolution uses its kernel, a parameter.
-
-    The gradient is then stored as patches of the input and cotangents. It is stored in
-    full, for None, with batch groups, mixed dtypes or a sharding. `image` has the
-    transposes and reshapes from parameter to kernel; `place` finds the equation.
-    """
+    """Returns the `Product` by which a convolution uses its kernel, a parameter."""
+    # The gradient is then stored as patches of the input and cotangents. It is stored
+    # in full, for None, with batch groups, mixed dtypes or a sharding. `image` has the
+    # transposes and reshapes from parameter to kernel; `place` finds the equation.
     params = equation.params
     if not is_ordinary(equation) or params["batch_group_count"] > 1:
         return None
@@ -360,11 +353,9 @@ def convolution_at(equation: Any, image: Image, place: Place) -> Product | None:
 
 
 def _patches(x, params, window, counts):
-    """Returns the patches (N, *counts, *window, C) of images x, shape (N, ..., C).
-
-    They are vectors of `convolution_at`. A convolution with `params` has a kernel of
-    spatial shape `window`, and results of spatial shape `counts`.
-    """
+    """Returns the patches (N, *counts, *window, C) of images x, shape (N, ..., C)."""
+    # They are vectors of `convolution_at`. A convolution with `params` has a kernel of
+    # spatial shape `window`, and results of spatial shape `counts`.
     no_padding = (0, 0, 0)
     pairs = zip(params["padding"], params["lhs_dilation"], strict=True)
     edges = [(low, high, dilation - 1) for (low, high), dilation in pairs]
@@ -431,13 +422,11 @@ class MatrixProducts(Factors):
         return squared_norm_of_matrices(left, right, inverse_unit)
 
     def add(self, total, influence, in_turn) -> jax.Array:
-        """Returns `total` (G, p, q) plus n samples, or plus `influence` of each.
-
-        A sample has G matrices, such as one for each group of channels. It is first
-        summed over its T positions: in one sum over samples and positions, terms that
-        cancel within a sample would add rounding errors. For T = 1 none cancel.
-        in_turn, for other kinds of leaves, is ignored.
-        """
+        """Returns `total` (G, p, q) plus n samples, or plus `influence` of each."""
+        # A sample has G matrices, such as one for each group of channels. It is first
+        # summed over its T positions: in one sum over samples and positions, terms that
+        # cancel within a sample would add rounding errors. For T = 1 none cancel.
+        # in_turn, for other kinds of leaves, is ignored.
         left, right = self.numbers
         if left.shape[2] == 1 and influence is None:
             add = jax.vmap(sum_of_products, in_axes=1)
@@ -504,10 +493,8 @@ def squared_norm_of_matrices(
 
 
 def _gram(x: jax.Array) -> tuple[jax.Array, int]:
-    """Returns the Gram matrices (G, T, T) of factors x (G, T, p), to compute norms.
-
-    A second result is the number of roundings of an entry, by which norms are raised.
-    """
+    """Returns the Gram matrices (G, T, T) of factors x (G, T, p), to compute norms."""
+    # A second result is the number of roundings of an entry, by which norms are raised.
     size = x.shape[2]
     width = 2 ** -(-max(size.bit_length(), 8) // 2)  # about the root, at least 16
     num_parts = -(-size // width)
@@ -536,12 +523,11 @@ def _root(x: jax.Array) -> jax.Array:
 
 
 def balanced(left: jax.Array, right: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns finite factors (..., p) and (..., q) with similar largest entries.
-
-    Their squares then do not overflow in Gram matrices. Powers of two move between the
-    factors, so their product does not change, except for entries that underflow. The
-    largest entries are within a factor of four, unless that takes an exponent over 126.
-    """
+    """Returns finite factors (..., p) and (..., q) with similar largest entries."""
+    # Their squares then do not overflow in Gram matrices. Powers of two move between
+    # the factors, so their product does not change, except for entries that underflow.
+    # The largest entries are within a factor of four, unless that takes an exponent
+    # over 126.
     left, right = as_finite(left), as_finite(right)
 
     def exponent(x):

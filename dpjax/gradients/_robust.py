@@ -62,8 +62,7 @@ def per_sample_grad(
 
     def on_device(params: PyTree, batch: PyTree) -> tuple[PyTree, PyTree]:
         # `grad` with respect to replicated parameters would sum over devices.
-        params = varying_with(params, batch)
-        return (), jax.vmap(grad, in_axes=(None, 0))(params, batch)
+        return (), jax.vmap(grad, in_axes=(None, 0))(varying_with(params, batch), batch)
 
     def grad_fn(params: PyTree, batch: PyTree) -> Any:
         batch = _validate.numbers(batch, "batch")

@@ -122,9 +122,10 @@ class UserSpans(NamedTuple):
 
     @classmethod
     def of(cls, user_ids, num_records, is_padding_example, num_users) -> "UserSpans":
-        """Returns indices (n,) that sort records by user, and ranges of them by user.
+        """Returns indices (n,) that sort records by user, and the range of each user.
 
-        Padding and ids out of range belong to no user.
+        user_ids are integers (n,). Padding, and ids outside of [0, num_users), belong
+        to no user.
         """
         ids = within_range(user_ids, num_users)
         shown = jax.ShapeDtypeStruct(ids.shape, ids.dtype)
@@ -159,10 +160,8 @@ class UserSpans(NamedTuple):
 
 
 def within_range(user_ids: Any, num_users: int) -> jax.Array:
-    """Returns user ids as a JAX array, with -1 for NumPy ids out of range.
-
-    JAX would cut 64 bits to 32, which could give a record to another user.
-    """
+    """Returns user ids as a JAX array, with -1 for NumPy ids out of range."""
+    # JAX would cut 64 bits to 32, which could give a record to another user.
     if isinstance(user_ids, jax.Array):
         return user_ids
     ids = _validate.numbers(np.asarray(user_ids), "user_ids", "integers")
@@ -173,7 +172,8 @@ def within_range(user_ids: Any, num_users: int) -> jax.Array:
 
 
 def check_users(user_ids, num_users, records_per_user, user_gradient) -> None:
-    """Raises `ValueError` if arguments of `robust_grad` about users do not fit."""
+    """Raises `ValueError` if these arguments of `robust_grad` do not fit."""
+    # user_ids are integers (n,), or None if samples are records and not users.
     _validate.choice(UserGradient, user_gradient=user_gradient)
     if user_ids is None:
         rule, many = "None without user_ids", records_per_user
@@ -188,10 +188,11 @@ def check_users(user_ids, num_users, records_per_user, user_gradient) -> None:
 def stream_of_users(
     rows: SampleStream, is_padding_example, axes, users
 ) -> SampleStream:
-    """Returns the stream of users' gradients from the stream of rows' gradients.
+    """Returns a stream with a gradient for each user, from `rows`, one for each record.
 
-    `users` has `robust_grad`'s user_ids, num_users, records_per_user and user_gradient.
-    An estimator then bounds users. `axes`, over which rows are sharded, must be ().
+    An estimator then bounds users. `users` has user_ids, num_users, records_per_user
+    and user_gradient of `robust_grad`. Records where is_padding_example (n,) is true
+    count for nothing. `axes`, over which records are sharded, must be ().
     """
     user_ids, num_users, records_per_user, user_gradient = users
     rule = (

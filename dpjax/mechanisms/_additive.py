@@ -11,6 +11,7 @@ from dpjax import _validate
 from dpjax._rounding import ROUNDED_UP
 from dpjax._sharding import check_key_varies_as, varying_axes
 from dpjax._sums.fold import Unrounded
+from dpjax._tree import as_float
 from dpjax._types import ArrayLike, Key, PyTree, Scalar
 from dpjax.mechanisms import _samplers
 
@@ -56,8 +57,7 @@ def gaussian(key: Key, value: PyTree, *, stddev: Scalar) -> PyTree:
         Balle, Wang (2018), "Improving the Gaussian mechanism".
     """
     _validate.non_negative(stddev=stddev)
-    value = check(key, value)
-    return _noisy(_samplers.normal, key, value, stddev)
+    return _noisy(_samplers.normal, key, check(key, value), stddev)
 
 
 def padded(value: PyTree) -> PyTree:
@@ -142,19 +142,12 @@ def check(key: Key, value: PyTree) -> PyTree:
     return value
 
 
-def as_float32(value: PyTree) -> PyTree:
-    """Returns a tree of floats with each leaf in float32, unless it is float64."""
-    return jax.tree.map(
-        lambda x: x if x.dtype == jnp.float64 else x.astype(jnp.float32), value
-    )
-
-
 @partial(jax.jit, static_argnums=0)
 def _noisy(sampler, key: Key, value: PyTree, scale: Scalar) -> PyTree:
     """Adds noise to each leaf of value: `scale`, rounded up, times sampler's draws."""
     # `sampler(key, shape, dtype, sharding)`, of `gaussian` or `laplace`, has scale 1.
     is_unrounded = isinstance(value, Unrounded)
-    wide = as_float32(value.high if is_unrounded else value)
+    wide = jax.tree.map(as_float, value.high if is_unrounded else value)
     noise = _samplers.like(sampler, key, wide)
 
     # The scale is a float32 product of sensitivity and multiplier, which may have been
@@ -272,9 +265,9 @@ def _add_smooth(sampler, key, value, scale, sigma):
 
 
 def _like_value(scale, value):
-    """Returns a scale for each leaf of value, with a shape that broadcasts to it."""
-    # `scale` is a number or a pytree prefix of value; an unfit scale raises
-    # `ValueError`.
+    """Returns `scale` as a pytree like `value`, so that each leaf has its own scale."""
+    # `scale` is a number, or a pytree prefix of value with arrays that broadcast to its
+    # leaves: any other raises `ValueError`.
     kinds = [np.shape(leaf) for leaf in jax.tree.leaves(scale)]
     rule = "a number, or a pytree prefix of value with shapes that broadcast to it"
     try:
@@ -290,9 +283,11 @@ def _like_value(scale, value):
 
 @partial(jax.jit, static_argnums=0)
 def _noisy_smooth(sampler, key, value, scale, sigma):
-    """Adds noise to each leaf of value: its scale, rounded up, times sampler draws."""
-    # `sampler(key, sigma, shape, dtype, sharding)` draws noise of scale 1, shape sigma.
-    wide = as_float32(value)
+    """Returns `value` plus noise: in each leaf, its scale times draws of `sampler`."""
+    # `value` and `scale` are pytrees of one structure, and scales are rounded up.
+    # `sampler(key, sigma, shape, dtype, sharding)` draws noise of scale 1, and `sigma`
+    # is its shape parameter. `_add_smooth` has checked the arguments.
+    wide = jax.tree.map(as_float, value)
 
     def draw(key, shape, dtype, *place):
         return sampler(key, jnp.asarray(sigma).astype(dtype), shape, dtype, *place)

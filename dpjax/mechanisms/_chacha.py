@@ -27,11 +27,9 @@ _BITS, _SPLIT, _FOLD, _SEED = range(4)  # what a block is for
 def chacha20_blocks(
     key: jax.Array, counter: jax.Array, nonce: tuple[jax.Array | int, ...]
 ) -> jax.Array:
-    """Returns k blocks of the key stream of ChaCha20, of shape (16, k), uint32.
-
-    `key` has shape (8,), `counter` has the numbers of the blocks, shape (k,), and
-    `nonce` three words, each of shape () or (k,): see RFC 8439, Section 2.3.
-    """
+    """Returns k blocks of the key stream of ChaCha20, of shape (16, k), uint32."""
+    # `key` has shape (8,), `counter` has the numbers of the blocks, shape (k,), and
+    # `nonce` three words, each of shape () or (k,): see RFC 8439, Section 2.3.
     words = [*jnp.asarray(_CONSTANTS), *key, counter, *nonce]
     shape = counter.shape
     start = jnp.stack([jnp.broadcast_to(jnp.uint32(x), shape) for x in words])
@@ -64,8 +62,7 @@ def _rotated(x, count):
 
 def _stream(key: jax.Array, count: int, purpose: int, number: jax.Array | int = 0):
     """Returns `count` words of the key stream for a purpose."""
-    num_blocks = -(-count // _WORDS)
-    places = jax.lax.iota(jnp.uint32, num_blocks)
+    places = jax.lax.iota(jnp.uint32, -(-count // _WORDS))
     return chacha20_blocks(key, places, (purpose, number, 0)).T.reshape(-1)[:count]
 
 
@@ -85,7 +82,7 @@ def _fold_in(key: jax.Array, data: int) -> jax.Array:
 
 
 def _random_bits(key: jax.Array, width: int, shape: tuple[int, ...]) -> jax.Array:
-    """Returns unsigned integers of `width` bits, as `jax.random.bits` needs them."""
+    """Returns random unsigned integers of `width` bits, which `jax.random` needs."""
     size = math.prod(shape)
     words = _stream(key, -(-size * width // 32), _BITS)
     dtype = jnp.dtype(f"uint{width}")

@@ -76,8 +76,7 @@ def _accepted(count: int, stddev: int, random_bytes: RandomBytes) -> np.ndarray:
     v = np.zeros_like(u)
     active = np.arange(u.size)
     while active.size:
-        ones = np.ones(active.size, np.int64)
-        active = active[_bernoulli_exp(ones, 1, random_bytes)]
+        active = active[_bernoulli_exp(np.ones(active.size, np.int64), 1, random_bytes)]
         v[active] += 1
     y = u + scale * v
     is_negative = (_words(y.size, random_bytes) >> 63) == 1

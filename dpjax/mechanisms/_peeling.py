@@ -9,9 +9,9 @@ import jax.numpy as jnp
 from dpjax import _validate
 from dpjax._rounding import ROUNDED_UP
 from dpjax._sharding import check_key_varies_as
+from dpjax._tree import as_finite as _finite
 from dpjax._types import Key, PeelingNoise, Scalar
 from dpjax.mechanisms import _samplers
-from dpjax.mechanisms._additive import as_float32
 
 
 def peeling(
@@ -91,6 +91,7 @@ def peeling(
 
 @partial(jax.jit, static_argnums=0)
 def _peel_once(sparsity, key, vector, selection_scale, release_stddev):
+    """Returns the vector that `peeling` releases with noise="gumbel", drawn once."""
     v = _finite(vector)
     choice_key, release_key = jax.random.split(key)
     gumbel = _samplers.gumbel(choice_key, v.shape, v.dtype)
@@ -102,7 +103,9 @@ def _peel_once(sparsity, key, vector, selection_scale, release_stddev):
 
 @partial(jax.jit, static_argnums=0)
 def _peel_in_rounds(sparsity, key, vector, selection_scale, release_stddev):
-    """Returns what `peeling` releases with noise="laplace": an entry in each round."""
+    """Returns the vector that `peeling` releases with noise="laplace"."""
+    # It chooses one entry of `vector`, (d,), in each of `sparsity` rounds, with fresh
+    # noise; the other arguments are those of `peeling`.
     v = _finite(vector)
     choice_key, release_key = jax.random.split(key)
 
@@ -122,18 +125,12 @@ def _peel_in_rounds(sparsity, key, vector, selection_scale, release_stddev):
     return _release(vector, v, chosen, release_stddev / math.sqrt(2), noise)
 
 
-def _finite(vector: jax.Array) -> jax.Array:
-    v = as_float32(jnp.asarray(vector))
-    return jnp.where(jnp.isfinite(v), v, 0)
-
-
 def _release(vector, v, chosen, scale, noise) -> jax.Array:
     scale = _rounded_up(scale, v)
     # Infinite noise could be NaN (0 times infinity), and its sign would be random, so
     # set entries to +inf directly.
     released = jnp.where(jnp.isinf(scale), jnp.inf, v[chosen] + scale * noise)
-    sparse = jnp.zeros_like(v).at[chosen].set(released)
-    return sparse.astype(jnp.result_type(vector))
+    return jnp.zeros_like(v).at[chosen].set(released).astype(jnp.result_type(vector))
 
 
 def _rounded_up(scale: Scalar, v: jax.Array) -> jax.Array:

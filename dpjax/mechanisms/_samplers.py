@@ -46,7 +46,8 @@ def like(sampler: Callable[..., jax.Array], key: Key, tree: PyTree) -> PyTree:
 
 
 def _together(sampler, key: Key, leaves: list[jax.Array]) -> list[jax.Array]:
-    """Returns noise in the shapes of leaves: slices of one draw, compiled once."""
+    """Returns noise in the shapes of `leaves`, cut from one draw of the sampler."""
+    # One draw compiles once. `sampler` is as for `like`.
     if len(leaves) == 1:
         (leaf,) = leaves
         return [sampler(key, leaf.shape, leaf.dtype, jax.typeof(leaf).sharding)]
@@ -125,23 +126,20 @@ def _symmetric(upper_quantile: Callable, key: Key, *kind: Any) -> jax.Array:
 
 
 def _from_tail(quantile, key: Key, shape, dtype, out_sharding=None) -> jax.Array:
-    """Draws quantile(p, is_lower), where a fair bit chooses the lower or upper half.
-
-    p, uniform on (0, 1/2], is the mass beyond the value: below it in the lower half,
-    above it in the upper half. It is (k + v) / 2^32, k uniform on 31 bits and v on 32,
-    for full tails. A bit depends on the key and its index: sharding changes no draw.
-    """
+    """Draws quantile(p, is_lower), where a fair bit chooses the lower or upper half."""
+    # p, uniform on (0, 1/2], is the mass beyond the value: below it in the lower half,
+    # above it in the upper half. It is (k + v) / 2^32, k uniform on 31 bits and v on
+    # 32, for full tails. A bit depends on the key and its index: sharding changes no
+    # draw.
     word, more = _words(key, shape, out_sharding)
     v = more.astype(dtype) * 2.0**-32 + 2.0**-33
     return quantile(((word >> 1).astype(dtype) + v) * 2.0**-32, (word & 1) == 1)
 
 
 def _words(key: Key, shape, out_sharding) -> tuple[jax.Array, jax.Array]:
-    """Draws two independent words of 32 random bits for every entry.
-
-    Threefry computes two words at once. `jax.random.bits` returns only their exclusive
-    or, but `jax.random.split` returns both, so one draw is enough.
-    """
+    """Draws two independent words of 32 random bits for every entry."""
+    # Threefry computes two words at once. `jax.random.bits` returns only their
+    # exclusive or, but `jax.random.split` returns both, so one draw is enough.
 
     def draw(key: Key) -> tuple[jax.Array, jax.Array]:
         if jax.random.key_impl(key) == "threefry2x32":

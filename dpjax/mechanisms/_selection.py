@@ -21,8 +21,7 @@ from dpjax._sharding import (
     from_all,
     num_shares,
     row_axes,
-    varying,
-    varying_axes,
+    varying_with,
 )
 from dpjax._types import Key, Scalar
 from dpjax.mechanisms import _samplers
@@ -208,7 +207,7 @@ def _scan(
 
     def step(best: _Best, chunk) -> tuple[_Best, None]:
         """Returns the better of the best candidate so far and the best of a chunk."""
-        words, i = chunk
+        words, i = chunk  # of a key, and the number of the chunk
         chunk_key = jax.random.wrap_key_data(words, impl=impl)
         scores = jnp.asarray(score_fn(i)).astype(dtype)
         scores = jnp.where(jnp.isnan(scores), -largest, scores)
@@ -230,7 +229,7 @@ def _scan(
         words = jax.lax.dynamic_slice_in_dim(words, offset, num_chunks)
     none = _Best(jnp.array(-jnp.inf, dtype), jnp.zeros((), dtype), jnp.int32(0))
     chunks = words, jnp.arange(num_chunks, dtype="int32")
-    best, _ = jax.lax.scan(step, varying(none, varying_axes(offset)), chunks)
+    best, _ = jax.lax.scan(step, varying_with(none, offset), chunks)
     if axes:
         of_devices = jax.tree.map(lambda x: from_all(x, axes), best)
         best, _ = jax.lax.scan(better, none, of_devices)

@@ -211,8 +211,7 @@ class BandedToeplitz(Toeplitz):
             bands = toeplitz.optimize_banded_toeplitz(num_steps, num_bands)
             bands = np.asarray(bands, np.float64)
         # The computed optimum may increase slightly.
-        bands = np.minimum.accumulate(np.maximum(bands, 0))
-        return cls(num_steps, tuple(bands))
+        return cls(num_steps, tuple(np.minimum.accumulate(np.maximum(bands, 0))))
 
     @property
     def num_bands(self) -> int:
@@ -348,7 +347,8 @@ def _check_bands(num_steps: int, num_bands: int) -> None:
 
 @contextlib.contextmanager
 def _settings_of_jax_privacy():
-    """Sets JAX as jax_privacy needs it, in a `with`, and hints how to install it."""
+    """Turns JAX's strict checks off in a `with` block, as jax_privacy needs them."""
+    # It raises `ImportError`, with a hint, if jax_privacy is not installed.
     with (
         jax.numpy_dtype_promotion("standard"),
         jax.numpy_rank_promotion("allow"),

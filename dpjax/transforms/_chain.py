@@ -97,7 +97,7 @@ def chain(*transforms: optax.GradientTransformation) -> PrivateMean:
         return mean.init(params), *(part.init(wide) for part in parts)
 
     def release(updates, state, params=None, **extra_args):
-        """Returns the update after all parts, the new states, and no stddev (None)."""
+        """Returns the update after all parts, the new states, and None as stddev."""
         updates, new, noise_stddev = mean.release(
             updates, state[0], params, **extra_args
         )
@@ -248,8 +248,7 @@ def accumulate(
 
     def init(params: PyTree) -> PiecesState:
         inner = optimizer.init(params)
-        shapes = jax.eval_shape(lambda: measured(None, inner, params).value)
-        return start(inner, shapes)
+        return start(inner, jax.eval_shape(lambda: measured(None, inner, params).value))
 
     def update(updates, state, params=None, **extra_args):
         """Returns zeros after adding a piece, or the step after the last piece."""
@@ -287,7 +286,7 @@ class PieceSum(NamedTuple):
         return cls(*(jax.tree.map(jnp.zeros_like, tree) for _ in range(2)))
 
     def plus(self, piece: Unrounded, limit: Scalar) -> "PieceSum":
-        """Returns the sum plus a batch piece's mean, in units of its bound `limit`."""
+        """Returns the sum plus the mean of one more piece, within ±limit."""
 
         def scaled(x: jax.Array) -> jax.Array:
             return x / _unit(limit, x)

@@ -168,13 +168,13 @@ def frank_wolfe(
         return FrankWolfeState(KeyState.of(key).key, jnp.zeros((), jnp.int32), change)
 
     def update(updates, state, params=None):
-        """Returns the step from params to a vertex, chosen by the mean gradient."""
+        """Returns the step from params to a private vertex, and the next state."""
+        # `updates` is a mean gradient, a pytree like params.
         require_params(params)
         next_key, choice_key = jax.random.split(state.key)
         scores = constraint.vertex_scores(clip(updates, limit))
         costs = {"epsilon": epsilon, "sensitivity_range": state.sensitivity_range}
-        index = select(choice_key, scores, **costs)
-        vertex = constraint.vertex(index, params)
+        vertex = constraint.vertex(select(choice_key, scores, **costs), params)
         rate = jnp.asarray(rate_fn(state.num_steps))
         moves = jax.tree.map(lambda v, w: like(rate, v) * (v - w), vertex, params)
         return moves, state._replace(key=next_key, num_steps=state.num_steps + 1)
@@ -261,6 +261,7 @@ def peel(
 
     def update(updates, state, params=None):
         """Returns the step from params to a sparse release of params + updates."""
+        # The second result is the state, with the key of the next draw.
         require_params(params)
         next_key, peel_key = jax.random.split(state.key)
         start, unflatten = flatten(params, "params")
@@ -281,7 +282,6 @@ def peel(
             release_stddev=stddev * scale,
             noise=noise,
         )
-        moves = jax.tree.map(jnp.subtract, unflatten(sparse), params)
-        return moves, KeyState(next_key)
+        return jax.tree.map(jnp.subtract, unflatten(sparse), params), KeyState(next_key)
 
     return optax.GradientTransformation(init, update)

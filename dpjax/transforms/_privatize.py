@@ -144,7 +144,6 @@ def aggregate(
     how = {"normalize_by": normalize_by, "axis_name": axis_name}
 
     def update(updates, state, params=None, *, is_padding_example=None, **extra_args):
-        del extra_args
         refuse_wrappers(updates)
         require_samples(updates, params)
         return estimator(updates, is_padding_example, **how), state
@@ -298,7 +297,7 @@ class _NoisyMean(NamedTuple):
             parameters["stddev"] = parameters["stddev"] * more
         how = {"normalize_by": divisor, "axis_name": self.axis_name}
         if estimator.noise != "gaussian":
-            drawn = _smooth_mean(estimator, parameters["rho"], stream, **how)
+            drawn = _smooth_mean(estimator, parameters["rho"], stream, num_rows, **how)
             return BoundedMean(*drawn, limit)
         mean = estimator.unrounded(stream, **how)
         return BoundedMean(mean, {"stddev": parameters["stddev"]}, limit)
@@ -322,7 +321,7 @@ class _NoisyMean(NamedTuple):
 
 
 def _restored(measured: PrivateMean, scaled: Scaled) -> PrivateMean:
-    """Returns `measured`, a private mean of samples over scales, times the scales."""
+    """Returns a private mean in units of the samples, from one in units of scales."""
 
     def release(updates, state, params=None, **extra_args):
         mean, state, stddev = measured.release(updates, state, params, **extra_args)
@@ -333,15 +332,15 @@ def _restored(measured: PrivateMean, scaled: Scaled) -> PrivateMean:
     return PrivateMean.of(measured.init, release, measured.measure)
 
 
-def _smooth_mean(estimator, rho, stream, *, normalize_by, axis_name):
-    """Returns a trimmed mean, and a dictionary of the scale and sigma of its noise.
+def _smooth_mean(estimator, rho, stream, num_samples, *, normalize_by, axis_name):
+    """Returns a `TrimmedMean` of a stream, and {"scale": ..., "sigma": ...} of noise.
 
-    The scale is in proportion to the smooth sensitivity. `rho` is the zCDP cost of one
-    release of all coordinates, which have equal shares.
+    The scale, a pytree like the mean, is in proportion to the smooth sensitivity. `rho`
+    is the zCDP cost of one release of all coordinates, which have equal shares; the
+    stream has num_samples rows on all devices together, and needs each of them.
     """
     rule = "a concrete number, not a traced one: the shape of the noise depends on it"
     _validate.require(_validate.is_concrete(rho), "noise_multiplier", rho, rule)
-    num_samples = stream.num_rows * num_shares(row_axes(stream.rows, axis_name))
     mask = stream.is_padding_example
     is_fine = mask is None and normalize_by in (None, num_samples)
     rule = (
@@ -408,11 +407,9 @@ def wide_zeros(tree: PyTree) -> PyTree:
 def _of_batch(
     estimator: Estimator, normalize_by: Scalar | None, num_rows: int, num_pieces: int
 ) -> tuple[Scalar, Scalar, Scalar]:
-    """Returns a batch's divisor, the bound of its sum, and the factor of its noise.
-
-    `accumulate` adds num_pieces pieces of num_rows rows. The factor, just above one,
-    covers the rounding of that addition: `_chain.py` derives it.
-    """
+    """Returns a batch's divisor, the bound of its sum, and the factor of its noise."""
+    # `accumulate` adds num_pieces pieces of num_rows rows. The factor, just above one,
+    # covers the rounding of that addition: `_chain.py` derives it.
     rule = "given to privatize inside accumulate: the public size of the whole batch"
     _validate.require(normalize_by is not None, "normalize_by", normalize_by, rule)
     rule = "no MedianOfMeans and no TrimmedMean in accumulate, which adds up pieces"
@@ -454,7 +451,6 @@ def add_gaussian_noise(*, stddev: Scalar, key: Key) -> optax.GradientTransformat
     _validate.typed_key(key)
 
     def update(updates, state, params=None):
-        del params
         next_key, noise_key = jax.random.split(state.key)
         return gaussian(noise_key, updates, stddev=stddev), KeyState(next_key)
 
@@ -478,15 +474,11 @@ def refuse_wrappers(tree: PyTree) -> None:
     `optax.MultiSteps`, for example, would average samples. `tree`, the parameters of
     `init` or updates of `update`, shows `optax.masked`; the call stack shows others.
     """
-    is_masked = False
 
-    def look(node: Any) -> bool:
-        nonlocal is_masked
-        is_masked |= isinstance(node, optax.MaskedNode)
-        return is_masked
+    def is_masked(node: Any) -> bool:
+        return isinstance(node, optax.MaskedNode)
 
-    jax.tree.flatten(tree, is_leaf=look)
-    if is_masked:
+    if any(map(is_masked, jax.tree.leaves(tree, is_leaf=is_masked))):
         raise ValueError(
             "optax.masked must not stand around privatize, aggregate or dp_sgd: leaves "
             "that are masked out would pass raw per-sample gradients through. Put it "

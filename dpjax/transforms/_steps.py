@@ -77,7 +77,6 @@ def scale_by_dp_adam(
 
     def update(updates, state, params=None, *, noise_stddev=None, **extra_args):
         """Returns Adam's step, with noise variance taken off squared gradients."""
-        del params, extra_args
         rule = (
             "given: put scale_by_dp_adam right after privatize in dpjax.chain, which "
             "passes it, unless privatize has a strategy or TrimmedMean"

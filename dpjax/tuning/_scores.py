@@ -99,7 +99,6 @@ def clipped_loss(
     """
     _validate.require(callable(loss_fn), "loss_fn", loss_fn, "callable")
     _validate.positive(limit=limit, epsilon=epsilon)
-    _validate.delta(delta)
     data = arrays(data)
     num_samples = _validate.leading_size(data, "data")
     estimator = Winsorization(limit / 2)

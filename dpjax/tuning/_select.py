@@ -208,11 +208,9 @@ class Progress(NamedTuple):
 
 
 def draw_count(law: TrialCount, key: Key) -> int:
-    """Draws the number of runs from its law, up to relative errors of 1e-12.
-
-    128 random bits are compared with sums of probabilities, rounded to 128 bits. Bits
-    beyond these sums, with probability below 1e-12, are drawn again.
-    """
+    """Draws the number of runs from its law, up to relative errors of 1e-12."""
+    # 128 random bits are compared with sums of probabilities, rounded to 128 bits. Bits
+    # beyond these sums, with probability below 1e-12, are drawn again.
     for attempt in range(1_000):
         bits = np.asarray(_random_bits(key, attempt))
         left = int.from_bytes(bits.tobytes(), "little")
@@ -233,9 +231,9 @@ def _random_bits(key: Key, attempt: int) -> jax.Array:
 
 
 @partial(jax.jit, static_argnums=0)
-def _draw(size: int, key: Key, turn: Any) -> tuple[jax.Array, Key]:
-    """Draws the index of a turn's candidate; returns it and the key of the run."""
-    index_key, run_key = jax.random.split(jax.random.fold_in(key, turn))
+def _draw(size: int, key: Key, number: Any) -> tuple[jax.Array, Key]:
+    """Returns the index of the candidate of a run, by its number, and the run's key."""
+    index_key, run_key = jax.random.split(jax.random.fold_in(key, number))
     return jax.random.randint(index_key, (), 0, size), run_key
 
 
@@ -288,11 +286,9 @@ class Runs:
                 yield lambda key, i=i: self.run_of(i, key), ()
 
     def guarantees(self, key: Key, is_saved: bool) -> list[PrivacyGuarantee]:
-        """Returns the guarantees of runs, to know the cost of a search before it.
-
-        Runs are only traced: one for each candidate of a list, one for all of a stack
-        of arrays. `is_saved` tells that the search has a checkpoint, for an error.
-        """
+        """Returns the guarantees of runs, to know the cost of a search before it."""
+        # Runs are only traced: one for each candidate of a list, one for all of a stack
+        # of arrays. `is_saved` tells that the search has a checkpoint, for an error.
         results = []
         for i, (run, inputs) in enumerate(self.traced()):
             try:
@@ -327,41 +323,38 @@ class Runs:
         treedef = self.treedefs[0 if self.is_stacked else progress.candidate]
         return jax.tree.unflatten(treedef, map(jnp.asarray, progress.leaves))
 
-    def made(self, key: Key, turns: range) -> Iterator[tuple[int, Solution, float]]:
-        """Makes the runs of `turns`; yields candidate's index, solution and score."""
-        # Turns number runs, from 1: key and turn determine the candidate of a run.
+    def made(self, key: Key, numbers: range) -> Iterator[tuple[int, Solution, float]]:
+        """Yields the candidate's index, the solution and the score of several runs."""
+        # Runs are numbered from 1; `key` and a run's number determine its candidate.
 
-        def run(turn: int) -> tuple[int, Solution, float]:
-            index, run_key = _draw(self.size, key, turn)
+        def run(number: int) -> tuple[int, Solution, float]:
+            index, run_key = _draw(self.size, key, number)
             index = int(index)
             solution, score = self.run_of(index, run_key)
             return index, solution, float(score)
 
-        if len(turns) == 1:
-            yield run(turns[0])
+        if len(numbers) == 1:
+            yield run(numbers[0])
             return
         if not self.is_stacked:
-            with ThreadPoolExecutor(len(turns)) as pool:
-                yield from pool.map(run, turns)
+            with ThreadPoolExecutor(len(numbers)) as pool:
+                yield from pool.map(run, numbers)
             return
-        draw = jax.vmap(partial(_draw, self.size, key))
-        indices, keys = draw(jnp.asarray(turns))
+        indices, keys = jax.vmap(partial(_draw, self.size, key))(jnp.asarray(numbers))
         solutions, scores = jax.vmap(self.run_of)(indices, keys)
         scores = np.asarray(scores, float).tolist()
         for i, index in enumerate(np.asarray(indices).tolist()):
-            solution = jax.tree.map(lambda leaf, i=i: leaf[i], solutions)
-            yield index, solution, scores[i]
+            yield index, jax.tree.map(lambda leaf, i=i: leaf[i], solutions), scores[i]
 
 
 def _search(
     runs: Runs, law: TrialCount, key: Key, num_parallel: int, known, store: Store | None
 ) -> Progress:
-    """Trains a number of candidates drawn from `law`; returns the best run by score.
-
-    `Progress` also counts the runs. `num_parallel` runs are computed at a time. `known`
-    is the guarantee of every run that the caller states, and is compared with that of
-    each; None: tracing gave it. A search continues from its checkpoint `store`, if any.
-    """
+    """Trains a number of candidates drawn from `law`; returns the best run by score."""
+    # `Progress` also counts the runs. `num_parallel` runs are computed at a time.
+    # `known` is the guarantee of every run that the caller states, and is compared with
+    # that of each; None: tracing gave it. A search continues from its checkpoint
+    # `store`, if any.
     if store is not None and store.step is not None:
         progress = Progress.of(store.latest())
     else:
@@ -370,9 +363,9 @@ def _search(
             store.save(0, progress.arrays())
     while progress.num_done < progress.num_runs:
         first = progress.num_done + 1
-        turns = range(first, first + num_parallel)
-        for index, solution, score in runs.made(key, turns):
-            # Parallel runs beyond K fill up the last turns, and are dropped.
+        numbers = range(first, first + num_parallel)
+        for index, solution, score in runs.made(key, numbers):
+            # Parallel runs beyond K fill up the last numbers, and are dropped.
             if progress.num_done == progress.num_runs:
                 break
             if known is not None:
