@@ -198,8 +198,14 @@ def dp_lasso(
     batches = Batches.of((features, targets), num_steps, Full(), execution)
     choices = Choices.tight(num_steps, epsilon, delta)
     if threshold is None:
-        sizes = num_samples, num_features
-        threshold = _best_threshold(choices, *sizes, fourth_moment_bound)
+        # This K minimizes a bound on the error of the score by which a vertex is chosen
+        # privately. Per unit of 2 r (1 + ||w||_1) and with probability 1 - zeta,
+        # clipping biases a score by at most 2 M / K^2, for M = fourth_moment_bound,
+        # because E |x_j x_k| 1(|x_j| > K) <= M / K^2; the choice and outliers
+        # (Bernstein) move it by K^2 (2 / epsilon_0 + 4/3) log(2dT/zeta) / n.
+        log_failure = math.log(2 * num_features * num_steps / FAILURE_PROB)
+        cost = (2 / choices.epsilon + 4 / 3) * log_failure
+        threshold = (2 * fourth_moment_bound * num_samples / cost) ** 0.25
     _validate.within(1e-8, 1e12, threshold=threshold)
     # The gradients of `_scaled_squared` on clipped data are within K^2, so that the
     # Winsorization changes none of them: it only states their sensitivity.
@@ -354,17 +360,3 @@ def _scaled_squared(params: PyTree, example: PyTree) -> jax.Array:
     # The factor is the same for all vertices, so it changes no choice.
     size = jax.lax.stop_gradient(jnp.sum(jnp.abs(params)))
     return losses.squared(params, example) / (1 + size)
-
-
-def _best_threshold(
-    choices: Choices, num_samples: int, num_features: int, fourth_moment_bound: float
-) -> float:
-    """Returns the bound K to which `dp_lasso` clips data if its caller gives none."""
-    # It minimizes a bound on the error of the score by which a vertex is chosen. All
-    # arguments are public; fourth_moment_bound is M >= E x_j^4.
-    # Per unit of 2 r (1 + ||w||_1) and with probability 1 - zeta, clipping biases a
-    # score by at most 2 M / K^2, since E |x_j x_k| 1(|x_j| > K) <= M / K^2; the choice
-    # and outliers (Bernstein) move it by K^2 (2 / epsilon_0 + 4/3) log(2dT/zeta) / n.
-    num_choices = 2 * num_features * choices.num_composed
-    cost = (2 / choices.epsilon + 4 / 3) * math.log(num_choices / FAILURE_PROB)
-    return (2 * fourth_moment_bound * num_samples / cost) ** 0.25

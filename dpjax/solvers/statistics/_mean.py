@@ -8,13 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from dpjax import _keys, _validate
-from dpjax._sharding import (
-    AxisName,
-    check_key_of_rows,
-    gathered,
-    row_axes,
-    with_auto_axes,
-)
+from dpjax._sharding import AxisName, check_key_of_rows, row_axes, with_auto_axes
 from dpjax._tree import Static, arrays, as_float, like, num_coordinates, split
 from dpjax._types import Key, PyTree, Scalar
 from dpjax.batching import Full
@@ -190,7 +184,7 @@ def _geometric_median(
     """
     *round_keys, length_key, steps_key = _keys.split(key, 4)
     place = Round.of(round_keys, samples, multipliers, axis_name)
-    lengths = gathered(jnp.sqrt(jnp.sum(place.rows**2, axis=1)))
+    lengths = jnp.sqrt(jnp.sum(place.rows**2, axis=1))
     seen = noisy_size_histogram(length_key, lengths, multipliers.lengths)
     length = seen.quantile(0.0, 0.5).astype(place.rows.dtype)
     release = privatize(
@@ -298,7 +292,7 @@ def untuned_mean(
     lengths = jnp.sqrt(jnp.sum(z**2, axis=1))
     seen = noisy_size_histogram(
         length_key,
-        gathered(lengths),
+        lengths,
         multipliers.lengths,
         num_skipped=_NUM_SKIPPED if d == 1 else 0,
     )
@@ -354,11 +348,10 @@ class Round(NamedTuple):
         size_key, median_key, scale_key = _keys.split(place_key, 3)
         num_samples, d = samples.shape
         samples = jnp.where(jnp.isnan(samples), 0.0, samples)
-        columns = gathered(samples)
         centers, bounds = median_and_bound(
             (size_key, median_key),
-            columns,
-            jnp.ones(len(columns), columns.dtype),
+            samples,
+            jnp.ones(num_samples, samples.dtype),
             size_multiplier=multipliers.sizes,
             multiplier=multipliers.centers,
         )
@@ -369,7 +362,7 @@ class Round(NamedTuple):
                 num_above=_SCALED_BEYOND * num_samples,
                 noise_multiplier=multipliers.scales * math.sqrt(d),
             )
-            distances = jnp.abs(columns - centers[None])
+            distances = jnp.abs(samples - centers[None])
             each_key = jax.random.split(scale_key, d)
             scales = jax.vmap(quantile, (0, 1))(each_key, distances)
         z = (jnp.clip(samples, -_LARGEST, _LARGEST) - centers[None]) / scales[None]
@@ -378,7 +371,7 @@ class Round(NamedTuple):
         radius_key, moments_key = _keys.split(moments_key)
         radius = noisy_quantile(
             radius_key,
-            gathered(jnp.sqrt(jnp.sum(z**2, axis=1))),
+            jnp.sqrt(jnp.sum(z**2, axis=1)),
             share_above=_BEYOND_RADIUS,
             noise_multiplier=multipliers.radius,
         )

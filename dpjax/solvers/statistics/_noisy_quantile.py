@@ -100,14 +100,8 @@ def noisy_size_histogram(
     """
     # Of three programs, the long one for noise is compiled once for all n.
     counts, stddevs = _counts(magnitudes, noise_multiplier)
-    return _histogram(gaussian_of_padded(key, counts, stddevs), stddevs, num_skipped)
-
-
-@partial(jax.jit, static_argnums=2)
-def _histogram(
-    noisy: jax.Array, stddevs: jax.Array, num_skipped: int = 0
-) -> "SizeHistogram":
-    return SizeHistogram.of(noisy[:_NUM_BINS], stddevs[0], num_skipped)
+    noisy = gaussian_of_padded(key, counts, stddevs)
+    return SizeHistogram.of(noisy, stddevs, num_skipped)
 
 
 class SizeHistogram(NamedTuple):
@@ -119,13 +113,16 @@ class SizeHistogram(NamedTuple):
     above: jax.Array  # noisy number of records from a bin up to the top
 
     @classmethod
+    @partial(jax.jit, static_argnums=(0, 3))
     def of(
-        cls, noisy: jax.Array, stddev: jax.Array, num_skipped: int = 0
+        cls, noisy: jax.Array, stddevs: jax.Array, num_skipped: int
     ) -> "SizeHistogram":
-        """Returns a histogram, with its top bin and the counts from each bin upward.
+        """Returns a histogram from released counts and the stddevs of their noise.
 
-        `noisy` are released counts in ascending bins; see `noisy_size_histogram`.
+        Both are vectors of `_counts`, padded, in ascending order of bins; for
+        num_skipped see `noisy_size_histogram`.
         """
+        noisy, stddev = noisy[:_NUM_BINS], stddevs[0]
         index = jnp.arange(noisy.size, dtype="int32")
         stands_out = noisy > _SIGNIFICANT * stddev
         top = jnp.max(jnp.where(stands_out, index, -1))

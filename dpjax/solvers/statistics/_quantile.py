@@ -473,7 +473,6 @@ def check_countable(num_samples: int) -> None:
 def _counted(
     key: Key, samples: jax.Array, edges: jax.Array, multiplier: Scalar
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    samples = gathered(samples)
     bins = jnp.searchsorted(edges[1:-1], samples, side="left")
     known = (~jnp.isnan(samples)).astype("int32")
     counts = jnp.zeros(edges.size - 1, "int32").at[bins].add(known)
@@ -504,8 +503,8 @@ def private_edges(key: Key, samples: jax.Array, multiplier: float) -> jax.Array:
     the samples outside. They cost a tenth of the budget of `multiplier`.
     """
     size_key, median_key, distance_key = _keys.split(key, 3)
-    known = ~jnp.isnan(gathered(samples))
-    values = jnp.where(known, gathered(samples), 0.0)
+    known = ~jnp.isnan(samples)
+    values = jnp.where(known, samples, 0.0)
     median, _ = median_and_bound(
         (size_key, median_key),
         values,
