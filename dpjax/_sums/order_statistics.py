@@ -128,19 +128,11 @@ def _by_columns(function: Callable[[jax.Array], Any], samples: jax.Array) -> Any
 
     def by_blocks():
         """Returns the results of all columns, of as many at once as a cache holds."""
-        # The last block may overlap the previous block.
-        starts = np.minimum(np.arange(0, num_columns, size), num_columns - size)
-        blocks = jax.lax.map(
-            lambda start: function(jax.lax.dynamic_slice_in_dim(columns, start, size)),
-            jnp.asarray(starts),
-        )
-        overlap = len(starts) * size - num_columns
 
-        def join(x):
-            most = x[:-1].reshape(-1, *x.shape[2:])
-            return jnp.concatenate([most, x[-1, overlap:]])
+        def of_column(column: jax.Array) -> Any:
+            return jax.tree.map(lambda x: x[0], function(column[None]))
 
-        return jax.tree.map(join, blocks)
+        return jax.lax.map(of_column, columns, batch_size=size)
 
     return jax.lax.platform_dependent(cpu=by_blocks, default=lambda: function(columns))
 
@@ -184,7 +176,7 @@ def _flipped(bits):
 
 
 def _finite(keys):
-    """Returns keys, integers in the order of floats, clipped to ±1e30's; NaN as 0's."""
+    """Returns keys (`_key`) clipped to those of ±1e30, with zero's key for NaN."""
     info = jnp.finfo(f"float{8 * keys.dtype.itemsize}")
     infinite, largest = (
         int(np.array(x, info.dtype).view(keys.dtype)) for x in (np.inf, LARGEST)
@@ -226,7 +218,10 @@ def _sums(terms, axes):
 
 
 def _gather_all(keys, is_chosen, size, fill, axes):
-    """Returns all devices' chosen keys of each row, then `fill`: (d, size), to sort."""
+    """Returns each row's chosen keys of all devices, (d, size), followed by `fill`.
+
+    It is `_gather` of keys (d, n) with n sharded over `axes`, () if they are not.
+    """
     chosen = _gather(keys, is_chosen, size, fill)
     if not axes:
         return chosen

@@ -318,7 +318,10 @@ class OuterProducts(Factors):
 
 
 def are_much_smaller(left: tuple[float, ...], q: int) -> bool:
-    """Returns whether factors (T, p), the shape `left`, and (T, q) beat (p, q) by far."""
+    """Returns whether factors (T, p), T and p from `left`, and (T, q) save memory.
+
+    They must be much smaller than their product, a leaf (p, q), which is summed then.
+    """
     num_positions, p = left
     return p * q >= SAVING * num_positions * (p + q)
 

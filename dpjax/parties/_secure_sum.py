@@ -326,6 +326,11 @@ def _stream(key: bytes, attempt: int, size: int) -> np.ndarray:
     return np.frombuffer(encryptor.update(bytes(8 * size)), "<u8")
 
 
+def power_of_two(value: float) -> float:
+    """Returns the largest power of two that is not above a positive value."""
+    return math.ldexp(0.5, math.frexp(value)[1])
+
+
 @dataclass(frozen=True)
 class Grid:
     """A rounding of real numbers to integer numbers of steps, for `SecureSum`."""
@@ -348,8 +353,7 @@ class Grid:
     def for_stddev(cls, stddev: float, *, bound: float) -> "Grid":
         """Returns a grid with at least 2^24 and less than 2^25 steps in a stddev."""
         _validate.positive(stddev=stddev)
-        _, exponent = math.frexp(stddev)
-        return cls(math.ldexp(1.0, exponent - 1) / _STEPS_PER_STDDEV, bound)
+        return cls(power_of_two(stddev) / _STEPS_PER_STDDEV, bound)
 
     def to_integers(self, values: np.ndarray) -> np.ndarray:
         """Rounds values to steps; NaN is 0, and values beyond the bound are clipped."""

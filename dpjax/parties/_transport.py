@@ -48,7 +48,10 @@ class JaxTransport:
         _validate.require(self.num_parties >= 2, "num_parties", self.num_parties, rule)
 
     def exchange(self, message: bytes, num_bytes: int) -> list[bytes | None]:
-        """Sends a message, and returns one of each party, as `Transport` defines it."""
+        """Sends bytes to all processes, and returns a list of each process's bytes.
+
+        It has None for a process that did not send exactly num_bytes bytes.
+        """
         # A collective has one shape in all processes, so sizes are exchanged first, and
         # they are sent as bytes, because JAX may narrow integers.
         mine = np.array([len(message), num_bytes], np.int64).view(np.uint8)
@@ -89,6 +92,7 @@ def run_parties(
     errors: list[Exception] = []
 
     def run(party: int) -> Any:
+        """Returns a party's result, or adds the exception that it raises to errors."""
         transport = _ThreadTransport(party, num_parties, queues, timeout)
         try:
             return party_fn(transport)
@@ -115,7 +119,10 @@ class _ThreadTransport:
     timeout: float
 
     def exchange(self, message: bytes, num_bytes: int) -> list[bytes | None]:
-        """Sends a message, and returns one of each party, as `Transport` defines it."""
+        """Sends bytes to all threads, and returns a list of each thread's bytes.
+
+        It has None for a party that has left, or did not send exactly num_bytes bytes.
+        """
         deadline, messages = time.monotonic() + self.timeout, []
         self.send(message)
         for party, inbox in enumerate(row[self.party] for row in self.queues):

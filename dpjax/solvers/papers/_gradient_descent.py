@@ -390,10 +390,10 @@ def _static(learning_rate: Any) -> Any:
 def _run(
     step: PrivateStep, params: PyTree, data: PyTree, key: Key, execution: Execution
 ) -> tuple[PyTree, dict[str, Scalar]]:
-    """Makes the steps of a descent from params, with noise if `step` has a multiplier.
+    """Runs all steps of a descent from params, on batches of data, leaves (n, ...).
 
-    Returns the last params, or the iterates' mean if `averaging`, and as stats of the
-    `Solution` num_steps and batch_size, by which a batch's sum is divided.
+    Returns the last params, or the iterates' mean if `averaging`, and stats of the
+    `Solution`: num_steps, and batch_size, by which a batch's sum is divided.
     """
     params, state = iterate(step, params, data, key=key, execution=execution)
     batches = step.batches

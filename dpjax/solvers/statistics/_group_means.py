@@ -164,7 +164,11 @@ class Groups(NamedTuple):
 
 @partial(jax.jit, static_argnums=0)
 def _counted(num_groups, key, samples, indices, middle, reach, multiplier):
-    """Releases the count of each group, and returns standard errors."""
+    """Releases the number of samples in each group, and standard errors, (G,) each.
+
+    They are in `Groups`, with the samples (n,) clipped to middle ± reach, and their
+    groups, `indices` (n,). Samples that are NaN, or in no group, do not count.
+    """
     is_known = ~jnp.isnan(samples) & (indices >= 0) & (indices < num_groups)
     values = jnp.where(is_known, jnp.clip(samples - middle, -reach, reach), 0.0)
     indices = jnp.where(is_known, indices, num_groups).astype("int32")
@@ -398,7 +402,8 @@ def _quantiles(
 
 @partial(jax.jit, static_argnums=0)
 def _bisected_quantiles(quantiles, key: Key, groups: Groups, bound, multiplier):
-    """Releases the groups' quantiles (G, Q) within ±bound by bisection, and errors."""
+    """Releases the groups' quantiles (G, Q) within ±bound, and standard errors."""
+    # Each of the Q quantiles of G groups is found by a bisection with noisy counts.
     # `multiplier` is the noise multiplier of all steps together.
     num_groups, counts = groups.counts.size, groups.counts
     num_steps = 2 * len(quantiles) * NUM_MEDIAN_HALVINGS

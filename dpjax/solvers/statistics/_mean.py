@@ -16,6 +16,7 @@ from dpjax.estimators import Clipping, Estimator
 from dpjax.solvers.statistics._moments import noisy_second_moments, whitening
 from dpjax.solvers.statistics._noisy_mean import SetClipping, noisy_mean, one_gaussian
 from dpjax.solvers.statistics._noisy_quantile import (
+    NUM_MEDIAN_HALVINGS,
     SizeHistogram,
     median_and_bound,
     noisy_quantile,
@@ -40,7 +41,6 @@ _LEAST, _MOST, _MOST_CENTER = 0.005, 0.05, 0.1  # limits of the shares of the bu
 _RADIUS, _MOMENTS, _LENGTHS, _SQUARES = 0.025, 0.08, 0.06, 0.04
 _LENGTHS_ALONE = 0.2  # for a single column, which needs no moments
 _NUM_SKIPPED = 2  # bins that seem empty, below one with much of the mean
-_NUM_HALVINGS = 20
 _SCALED_BEYOND = 0.02  # share of the records beyond the scale of a column
 _BEYOND_RADIUS = 0.5  # share of the records; second moments need only show a shape
 # The share of records beyond the first layer, and the number beyond the last layer, in
@@ -242,7 +242,7 @@ class Shares(NamedTuple):
             return min(max(share, _LEAST), most)
 
         sizes = needed(d, _SIZE_NOISE, _MOST)
-        centers = needed(2 * _NUM_HALVINGS * d, _CENTER_NOISE, _MOST_CENTER)
+        centers = needed(2 * NUM_MEDIAN_HALVINGS * d, _CENTER_NOISE, _MOST_CENTER)
         scales = needed(d, _SCALE_NOISE, _MOST) if d > 1 else None
         # Second moments are released unless noise hides their usual eigenvalue, 1.
         edge = math.sqrt(2 * d) * math.sqrt(2) * d * unit / math.sqrt(_MOMENTS)

@@ -205,7 +205,7 @@ def noisy_bound(
 
 @jax.jit
 def _bound(key: Key, magnitudes: jax.Array, stddev: Scalar, least: Scalar) -> jax.Array:
-    """Returns a bound that few magnitudes (n,) exceed, by bisecting its exponent."""
+    """Releases a bound that few magnitudes (n,) exceed, by bisecting its exponent."""
     # `stddev` is that of a count's noise. About `least` or more magnitudes exceed it.
     dtype = magnitudes.dtype
     stddev, least = jnp.asarray(stddev, "float32"), jnp.asarray(least, "float32")

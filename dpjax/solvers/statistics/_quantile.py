@@ -271,6 +271,9 @@ def _halved(ranks, quantiles, mechanism, key, samples, edges, epsilon):
     middles = jnp.arange(1, up_to.size, 2, dtype="int32")
 
     def divide(ends: jax.Array, node: jax.Array) -> tuple[jax.Array, None]:
+        """Returns ends with the cell that is chosen for a quantile, and None."""
+        # A node has the indices of the quantile and of the quantiles on both sides of
+        # it, whose cells are in `ends` already.
         low, index, high = node
         start, end = ends[low], ends[high]
 
@@ -312,7 +315,9 @@ def _nodes(low: int, high: int) -> list[tuple[int, int, int]]:
 
 
 def _slopes(centers: jax.Array, ranks: np.ndarray, is_known: jax.Array) -> jax.Array:
-    """Returns half of what each quantile (m,) changes with its rank, for its width."""
+    """Estimates half of the change of each quantile (m,) if its rank changes by 1."""
+    # It is the unit of the width of an interval, from the gaps between the released
+    # quantiles `centers`, of `ranks`; gaps at quantiles that are not known count zero.
     if len(ranks) == 1:
         return jnp.zeros_like(centers)
     # Samples may repeat the number of some quantiles, so that farther gaps count too.
@@ -395,6 +400,7 @@ def _width_scores(
     )
 
     def spare(of_one: tuple[jax.Array, ...]) -> jax.Array:
+        """Returns by how many samples each half width exceeds what a quantile needs."""
         center, unit, apart, is_known, rank, level, other = of_one
         away = (samples - center) / unit
         up_to = num_up_to(away, edges, level)

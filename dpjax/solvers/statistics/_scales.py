@@ -325,7 +325,8 @@ def _num_away(scales: _Scales) -> jax.Array:
 def _entries(
     counts: jax.Array, unit: int, sensitivity: Scalar, multiplier: Scalar
 ) -> tuple[Unrounded, jax.Array]:
-    """Returns exact padded integers over `unit`, and the stddevs of their noise."""
+    """Returns integer counts over `unit`, exact, and the stddevs of their noise."""
+    # Both are padded with zeros, as `gaussian_of_padded` takes them.
     parts = (x.astype("float32") / unit for x in (counts >> 12 << 12, counts & 4095))
     entries = Unrounded(*map(padded, two_sum(*parts)))
     stddev = ROUNDED_UP * jnp.asarray(multiplier, "float32") * sensitivity

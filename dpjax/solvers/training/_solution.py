@@ -227,7 +227,7 @@ class Solution:
 def _half_width(
     errors: PyTree | None, level: float, simultaneous: bool, num: int
 ) -> float:
-    """Returns half of the width of `num` intervals in standard errors."""
+    """Returns z, where each of `num` intervals reaches z standard errors both ways."""
     # If they are simultaneous, each may miss with probability (1 - level) / num, as
     # the probability of any miss is at most the sum of all probabilities.
     _validate.probability(level=level)
