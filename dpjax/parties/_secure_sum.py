@@ -128,10 +128,8 @@ class SecureSum:
         place = transport.party, num_parties
         message = _identity.signed(self._masks.public_key, identity, *place)
         messages = _exchange_all(transport, message)
-        keys, signers = zip(
-            *(_identity.opened(x, i, num_parties) for i, x in enumerate(messages)),
-            strict=True,
-        )
+        opened = [_identity.opened(x, i, num_parties) for i, x in enumerate(messages)]
+        keys, signers = zip(*opened, strict=True)
         stated = [x.lower() for x in fingerprints] if fingerprints else signers
         impostors = [i for i, x in enumerate(signers) if x is None or x != stated[i]]
         if impostors:

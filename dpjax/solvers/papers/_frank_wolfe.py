@@ -107,7 +107,7 @@ def dp_frank_wolfe(
     if estimator is None:
         size = num_coordinates(params)
         sizes = size, constraint.num_vertices(size)
-        estimator = _best_estimator(choices, moment_bound, batches, *sizes)
+        estimator = _best_estimator(choices, moment_bound, batches, sizes)
         stats = {"scale": estimator.scale, "beta": estimator.beta}
     _validate.bounded_estimator(estimator)
     params, released = choose_vertices(
@@ -330,15 +330,12 @@ def _check_start(constraint: VertexConstraint, params: PyTree) -> None:
 
 
 def _best_estimator(
-    choices: Choices,
-    moment_bound: float,
-    batches: Batches,
-    num_coordinates: int,
-    num_vertices: int,
+    choices: Choices, moment_bound: float, batches: Batches, sizes: tuple[int, int]
 ) -> SmoothedTruncation:
     """Returns the estimator of `dp_frank_wolfe` if its caller gives none."""
     # Its scale s minimizes a bound on the errors of the scores by which vertices are
-    # chosen. All arguments are public; moment_bound is tau >= E g_j^2 for a gradient g.
+    # chosen. All arguments are public; moment_bound is tau >= E g_j^2 for a gradient g,
+    # and `sizes` are d, the number of coordinates, and |V|, the number of vertices.
     # With probability 1 - zeta, and M the largest |h_beta|, all scores of all T steps
     # err by at most the l1 diameter times
     #     tau (1 + 1/beta) / (2 s) + (s/m) (beta/2 + log(2dT/zeta)
@@ -346,6 +343,7 @@ def _best_estimator(
     # These are the errors of the smoothed truncation (001, Lemma 3) and of a selection
     # by scores with a range of 2 s M / m per unit of the diameter.
     num_steps, batch_size = batches.start.num_steps, int(batches.divisor)
+    num_coordinates, num_vertices = sizes
     beta = 2 * math.log(1 / FAILURE_PROB)  # as in 001, Algorithm 4
     supremum = float(SmoothedTruncation(1.0, beta).limit)
     selection = 2 * supremum * math.log(num_vertices * num_steps / FAILURE_PROB)

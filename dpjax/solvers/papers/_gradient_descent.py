@@ -212,7 +212,8 @@ def robust_gradient_descent(
     budget = {"epsilon": 1.0, "delta": 1e-5}
     batches = _batches(data, num_steps, batching, execution, budget)
     rule = f"given with {batching}, which draws batches by it"
-    _validate.require(key is not None or not batches.is_sampled, "key", key, rule)
+    is_fine = key is not None or not batches.start.batching.is_sampled
+    _validate.require(is_fine, "key", key, rule)
     key = jax.random.key(0) if key is None else key  # nothing is drawn with it
     check_key_of_rows(key, data)
     step = PrivateStep(

@@ -116,12 +116,9 @@ def dp_multiparty_objective_perturbation(
         num_records = secure_sum.agree(settings, len(features))
     num_samples, num_parties = sum(num_records), len(num_records)
     num_shares = secure_sum.num_secret_shares
-    plan = Perturbation.of(
-        Objective(loss, num_samples, num_features),
-        regularization,
-        (1 - OUTPUT_SHARE) * epsilon,
-        (1 - OUTPUT_SHARE) * delta,
-    )
+    objective, share = Objective(loss, num_samples, num_features), 1 - OUTPUT_SHARE
+    budget = share * epsilon, share * delta
+    plan = Perturbation.of(objective, regularization, *budget)
     # The secret shares alone have plan.stddev; the shares of all parties have more.
     all_noise = plan.stddev * math.sqrt(num_parties / num_shares)
     least = plan.least_gradient_norm(all_noise)

@@ -140,12 +140,10 @@ def dp_group_means(
     means = _means(mean_key, counted, (multiplier, rest), reach)
     params["means"], errors["means"] = means
     if quantiles:
+        shares, known = tuple(map(float, quantiles)), reach if bounds else None
+        of_quantiles = multiplier / math.sqrt(_QUANTILES)
         params["quantiles"], errors["quantiles"] = _quantiles(
-            tuple(map(float, quantiles)),
-            quantile_key,
-            counted,
-            multiplier / math.sqrt(_QUANTILES),
-            reach if bounds else None,
+            shares, quantile_key, counted, of_quantiles, known
         )
     for name in params.keys() - {"counts"}:  # back between the bounds
         params[name] = jnp.clip(params[name], -reach, reach) + middle
@@ -191,23 +189,15 @@ def _means(
         multiplier, rest = budget
         return multiplier / math.sqrt(rest * share)
 
-    center, bound = median_and_bound(
-        (size_key, median_key),
-        groups.values,
-        (groups.indices < groups.counts.size).astype(groups.values.dtype),
-        size_multiplier=part(_SIZE),
-        multiplier=part(_MEDIAN),
-    )
+    weights = (groups.indices < groups.counts.size).astype(groups.values.dtype)
+    keys, parts = (size_key, median_key), (part(_SIZE), part(_MEDIAN))
+    center, bound = median_and_bound(keys, groups.values, weights, parts)
     lengths = jnp.abs(_centered(groups, center))
     seen = noisy_size_histogram(length_key, lengths, part(_LENGTHS))
     sums = 1 - _COUNTS - _SIZE - _MEDIAN - _LENGTHS - _SQUARES
-    released = _sums(
-        (sum_key, square_key),
-        groups,
-        (center, bound, reach * (1 + 1e-6)),
-        seen,
-        (part(sums), part(_SQUARES), part(_LENGTHS)),
-    )
+    keys, place = (sum_key, square_key), (center, bound, reach * (1 + 1e-6))
+    multipliers = part(sums), part(_SQUARES), part(_LENGTHS)
+    released = _sums(keys, groups, place, seen, multipliers)
     return _group_means(groups.counts, groups.stddev, released)
 
 

@@ -266,17 +266,14 @@ def untuned_mean(
 ) -> tuple[jax.Array, jax.Array, dict[str, Scalar]]:  # mean, errors, stats
     """Releases the mean (d,) of rows (n, d), its standard errors (d,), and stats.
 
-    1. Each column gets a size, from a histogram of exponents, a median within four
-       sizes, and a scale of the distances from the median.
-    2. Second moments of rows in those units give coordinates z of equal spread.
-    3. The mean of z is released in layers. With |z| the length of a row, and radii 0 =
-       C_0 < C_1 < C_2 < C_3 from a histogram of lengths, layer j adds the part
+    Medians, scales and second moments of columns give coordinates z of equal spread
+    (`Round`), whose mean is released in layers. With |z| the length of a row, and radii
+    0 = C_0 < C_1 < C_2 < C_3 from a histogram of lengths, layer j adds the part
 
-           z / |z| · min(max(|z| - C_(j-1), 0), C_j - C_(j-1)),
+        z / |z| · min(max(|z| - C_(j-1), 0), C_j - C_(j-1)),
 
-       and all layers together make the row clipped to length C_3. A fifth of all rows
-       are longer than C_1, and few are than C_3. Outer layers have most of the noise,
-       and often a mean near zero, so they are shrunk toward zero (James and Stein).
+    and all layers together make the row clipped to length C_3. Outer layers have most
+    of the noise, and often a mean near zero, toward which they are shrunk.
 
     Privacy:
         As one Gaussian mechanism of the noise multiplier, under replace-one. Each
@@ -290,11 +287,9 @@ def untuned_mean(
     place = Round.of(round_keys, samples, multipliers, axis_name)
     z, bounds = place.rows, place.bounds
     lengths = jnp.sqrt(jnp.sum(z**2, axis=1))
+    num_skipped = _NUM_SKIPPED if d == 1 else 0
     seen = noisy_size_histogram(
-        length_key,
-        lengths,
-        multipliers.lengths,
-        num_skipped=_NUM_SKIPPED if d == 1 else 0,
+        length_key, lengths, multipliers.lengths, num_skipped=num_skipped
     )
     ends = radii_of(seen, multipliers.mean, num_samples, d)
     radii, left_out = (x.astype(z.dtype) for x in ends)
@@ -348,13 +343,9 @@ class Round(NamedTuple):
         size_key, median_key, scale_key = _keys.split(place_key, 3)
         num_samples, d = samples.shape
         samples = jnp.where(jnp.isnan(samples), 0.0, samples)
-        centers, bounds = median_and_bound(
-            (size_key, median_key),
-            samples,
-            jnp.ones(num_samples, samples.dtype),
-            size_multiplier=multipliers.sizes,
-            multiplier=multipliers.centers,
-        )
+        weights = jnp.ones(num_samples, samples.dtype)
+        both, parts = (size_key, median_key), (multipliers.sizes, multipliers.centers)
+        centers, bounds = median_and_bound(both, samples, weights, parts)
         scales = jnp.ones_like(centers)
         if multipliers.scales is not None:
             quantile = partial(
@@ -376,11 +367,7 @@ class Round(NamedTuple):
             noise_multiplier=multipliers.radius,
         )
         moments, stddev = noisy_second_moments(
-            moments_key,
-            z,
-            radius=radius,
-            noise_multiplier=multipliers.moments,
-            axis_name=axis_name,
+            moments_key, z, radius, multipliers.moments, axis_name
         )
         matrix = whitening(moments, stddev).matrix
         rows = jnp.matmul(z, matrix, precision="highest")

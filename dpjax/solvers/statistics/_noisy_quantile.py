@@ -52,11 +52,9 @@ def noisy_quantile(
     """Releases a number that about `num_above` of the magnitudes (n,) exceed.
 
     It serves as clip norm or scale. Records are counted in bins of a factor of two; NaN
-    counts as zero. The data end at the highest bin with a significant noisy count.
-    Noisy counts are added from there down until they reach `num_above`, plus the share
-    of the records in all bins but the first, and the number is interpolated within that
-    bin. If the noise hides so few records, the number is the end of the data; it is 1
-    if no bin is significant, as for standardized data.
+    counts as zero. Noisy counts are added from the highest significant bin down until
+    they reach `num_above` plus the share, and the number is interpolated within that
+    bin. It is 1 if no bin is significant, as for standardized data.
 
     Privacy:
         A Gaussian mechanism of the noise multiplier under replace-one: replacing a
@@ -321,9 +319,7 @@ def median_and_bound(
     keys: tuple[Key, Key],  # for bounds, and for medians
     values: jax.Array,
     weights: jax.Array,  # (n,); zero: does not count
-    *,
-    size_multiplier: float,  # of bounds
-    multiplier: float,  # of medians
+    multipliers: tuple[float, float],  # noise of bounds, and of medians
 ) -> tuple[jax.Array, jax.Array]:  # medians, bounds
     """Releases medians of values (n,) or columns (n, d), and bounds of their search.
 
@@ -336,6 +332,7 @@ def median_and_bound(
         multiplier.
     """
     quantile = partial(noisy_quantile, share_above=_WITHIN)
+    size_multiplier, multiplier = multipliers
     absolute = jnp.abs(values)
     if values.ndim == 1:
         size = quantile(keys[0], absolute, noise_multiplier=size_multiplier)

@@ -511,13 +511,9 @@ def private_edges(key: Key, samples: jax.Array, multiplier: float) -> jax.Array:
     size_key, median_key, distance_key = _keys.split(key, 3)
     known = ~jnp.isnan(samples)
     values = jnp.where(known, samples, 0.0)
-    median, _ = median_and_bound(
-        (size_key, median_key),
-        values,
-        known.astype(values.dtype),
-        size_multiplier=multiplier / math.sqrt(_SIZE),
-        multiplier=multiplier / math.sqrt(_MEDIAN),
-    )
+    weights, keys = known.astype(values.dtype), (size_key, median_key)
+    multipliers = multiplier / math.sqrt(_SIZE), multiplier / math.sqrt(_MEDIAN)
+    median, _ = median_and_bound(keys, values, weights, multipliers)
     reach = noisy_quantile(
         distance_key,
         jnp.where(known, jnp.abs(values - median), 0.0),

@@ -25,10 +25,8 @@ class Checkpoint(NamedTuple):
 
     A run that finds its own state in the folder resumes from it: after a kill the same
     call returns the same parameters, bit for bit on the same machine, and draws its
-    noise once. Even before its first step a run claims the folder, which then belongs
-    to this run alone, and to one process at a time. A new state is written completely
-    before the last state is removed. The state of a finished run stays, and the same
-    call returns the same release from it.
+    noise once. Even before its first step a run claims the folder, for one process at a
+    time. The state of a finished run stays, and the same call returns the same release.
 
     Several processes of `jax.distributed` save together, into one folder that all of
     them see. A run resumes only on as many processes and devices as it had.
