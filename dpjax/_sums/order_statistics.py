@@ -75,11 +75,8 @@ def _order_statistics_jvp(trim_count, axes, primals, tangents):
         for x in (_finite(_key(samples)), _finite_rate(samples, tangent))
     )
     ordered = jnp.take_along_axis(tangent, jnp.argsort(keys, axis=0), axis=0)
-    return statistics, OrderStatistics(
-        low=ordered[trim_count::-1],
-        high=ordered[len(keys) - trim_count - 1 :],
-        middle_sum=rates[2],
-    )
+    ends = ordered[trim_count::-1], ordered[len(keys) - trim_count - 1 :]
+    return statistics, OrderStatistics(*ends, middle_sum=rates[2])
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(1, 2))
@@ -128,11 +125,9 @@ def _by_columns(function: Callable[[jax.Array], Any], samples: jax.Array) -> Any
 
     def by_blocks():
         """Returns the results of all columns, of as many at once as a cache holds."""
-
-        def of_column(column: jax.Array) -> Any:
-            return jax.tree.map(lambda x: x[0], function(column[None]))
-
-        return jax.lax.map(of_column, columns, batch_size=size)
+        blocks = jnp.pad(columns, ((0, -num_columns % size), (0, 0)))
+        results = jax.lax.map(function, blocks.reshape(-1, size, num_samples))
+        return jax.tree.map(lambda x: jnp.concatenate(x)[:num_columns], results)
 
     return jax.lax.platform_dependent(cpu=by_blocks, default=lambda: function(columns))
 
@@ -333,14 +328,8 @@ def _middle_rates(samples, tangent, low, high, trim_count, axes):
     keys, low, high = _finite(_key(samples)), _key(low), _key(high)
     tangent = _finite_rate(samples, tangent)
     is_inside = (keys > low[None]) & (keys < high[None])
-    num_low, num_inside, middle_rate = psum(
-        (
-            (keys <= low[None]).sum(axis=0),
-            is_inside.sum(axis=0),
-            jnp.where(is_inside, tangent, 0).sum(axis=0),
-        ),
-        axes,
-    )
+    terms = keys <= low[None], is_inside, jnp.where(is_inside, tangent, 0)
+    num_low, num_inside, middle_rate = psum([x.sum(axis=0) for x in terms], axes)
     kept_low = jnp.minimum(num_low, last) - trim_count
     kept_high = last - trim_count - num_inside - kept_low
     low_rate, high_rate = (_rate(keys, x, tangent, axes) for x in (low, high))

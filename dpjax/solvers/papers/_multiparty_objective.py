@@ -10,6 +10,7 @@ the exact minimizer, and not for the view of a third party.
 import math
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -106,11 +107,8 @@ def dp_multiparty_objective_perturbation(
     _validate.require(is_fine, "secure_sum", secure_sum, "a SecureSum(max_dropouts=0)")
     features, labels = real_pair(features, labels, "labels")
     num_features, dtype = features.shape[1], released_dtype(features)
-    settings = {
-        "epsilon": float(epsilon),
-        "delta": float(delta),
-        "regularization": float(regularization),
-    }
+    numbers = {"epsilon": epsilon, "delta": delta, "regularization": regularization}
+    settings: dict[str, Any] = {name: float(x) for name, x in numbers.items()}
     with jax.enable_x64(True):
         settings |= {"loss": _described(loss), "features": str((num_features, dtype))}
         num_records = secure_sum.agree(settings, len(features))

@@ -284,14 +284,10 @@ def _sums(
     # allow, because a few long samples are seldom spread evenly.
     share = jnp.minimum((squares + (_HIDDEN - 1) * stddev) / total, 1.0)
     beyond = jnp.clip(seen.sum_of_squares(0.0, last) / total, 1.0, (last / radius) ** 2)
-    return _Sums(
-        center,
-        is_narrow | is_seen,
-        values,
-        jnp.sum(variances) + taken_off**2 + hidden**2,
-        squares * beyond,
-        num_samples * left_out * share,
-    )
+    is_seen, squares = is_narrow | is_seen, squares * beyond
+    variance = jnp.sum(variances) + taken_off**2 + hidden**2
+    left_out = num_samples * left_out * share
+    return _Sums(center, is_seen, values, variance, squares, left_out)
 
 
 def _squares(
@@ -425,12 +421,11 @@ def _bisected_quantiles(quantiles, key: Key, groups: Groups, bound, multiplier):
 
     center_key, width_key = _keys.split(key)
     zeros = jnp.zeros((len(quantiles), num_groups), groups.values.dtype)
-    center, off = end_of(
-        center_key,
-        zeros,
-        lambda middle: (middle, middle),
-        lambda below, _, above: requested * above > (1 - requested) * below,
-    )
+
+    def is_low(below: jax.Array, _: jax.Array, above: jax.Array) -> jax.Array:
+        return requested * above > (1 - requested) * below
+
+    center, off = end_of(center_key, zeros, lambda middle: (middle, middle), is_low)
 
     def is_short(below: jax.Array, between: jax.Array, above: jax.Array) -> jax.Array:
         # Both sides must reach: where samples repeat numbers, the quantile of the
@@ -440,12 +435,8 @@ def _bisected_quantiles(quantiles, key: Key, groups: Groups, bound, multiplier):
         return (below > least[0] * total) | (above > least[1] * total)
 
     # The width about each quantile reaches two standard errors of its rank both ways.
-    width, _ = end_of(
-        width_key,
-        zeros + jnp.asarray(bound, zeros.dtype),
-        lambda width: (center - width, center + width),
-        is_short,
-    )
+    widest = zeros + jnp.asarray(bound, zeros.dtype)
+    width, _ = end_of(width_key, widest, lambda x: (center - x, center + x), is_short)
     is_inside = apart < jnp.minimum(requested, 1 - requested)
     is_seen = is_inside & (sizes > _LEAST_COUNT * groups.stddev)[None]
     off = 2 * off  # the last step of the bisection

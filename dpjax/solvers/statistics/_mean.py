@@ -187,11 +187,9 @@ def _geometric_median(
     lengths = jnp.sqrt(jnp.sum(place.rows**2, axis=1))
     seen = noisy_size_histogram(length_key, lengths, multipliers.lengths)
     length = seen.quantile(0.0, 0.5).astype(place.rows.dtype)
+    multiplier = multipliers.mean * math.sqrt(_NUM_STEPS)
     release = privatize(
-        Clipping(1.0),
-        noise_multiplier=multipliers.mean * math.sqrt(_NUM_STEPS),
-        key=steps_key,
-        axis_name=axis_name,
+        Clipping(1.0), noise_multiplier=multiplier, key=steps_key, axis_name=axis_name
     )
 
     # theta <- theta + eta_t L (mean of unit vectors from theta + noise). The Hessian of

@@ -217,11 +217,8 @@ def _bound(key: Key, magnitudes: jax.Array, stddev: Scalar, least: Scalar) -> ja
         requested = stddev * jnp.where(is_last, _ABOVE, _CLEARLY_ABOVE)
         return noisy > jnp.maximum(requested, least)
 
-    middle = jnp.float32((_LOWEST + _HIGHEST) / 2)
-    half = jnp.float32((_HIGHEST - _LOWEST) / 4)
-    middle, half = bisected(
-        key, (middle, half), above, is_higher, _NUM_HALVINGS, stddev
-    )
+    start = jnp.float32((_LOWEST + _HIGHEST) / 2), jnp.float32((_HIGHEST - _LOWEST) / 4)
+    middle, half = bisected(key, start, above, is_higher, _NUM_HALVINGS, stddev)
     return jnp.exp2(middle + half).astype(dtype)  # within the upper half
 
 

@@ -174,21 +174,17 @@ def _as(like: Any, arrays: _store.Arrays, i: int) -> Any:
     # `arrays` has this process's shards of all leaves: "i.j" is shard j of leaf i.
     bits = _without_key(like)
     pieces = [arrays[f"{i}.{j}"] for j, _ in enumerate(_pieces(bits))]
-    joined = pieces[0]
+    joined, place = pieces[0], (bits.shape, bits.sharding)
     if not like.committed:
         leaf = jnp.asarray(joined)
     elif bits.is_fully_addressable or bits.is_fully_replicated:
-        leaf = jax.make_array_from_callback(
-            bits.shape, bits.sharding, lambda index: joined[index]
-        )
+        leaf = jax.make_array_from_callback(*place, lambda index: joined[index])
     else:
         shards = [
             jax.device_put(piece, shard.device)
             for piece, shard in zip(pieces, _shards(bits), strict=True)
         ]
-        leaf = jax.make_array_from_single_device_arrays(
-            bits.shape, bits.sharding, shards
-        )
+        leaf = jax.make_array_from_single_device_arrays(*place, shards)
     if not is_key(like):
         return leaf
     return jax.random.wrap_key_data(leaf, impl=jax.random.key_impl(like))

@@ -209,11 +209,8 @@ class Solution:
             >>> privacy = PrivacyGuarantee.non_private()
             >>> solution = Solution(curves, privacy, {}, errors, jnp.eye(4))
             >>> grid, lower, upper = solution.bands()[0]
-            >>> for place, low, high in zip(grid[1:4], lower[1:4], upper[1:4]):
-            ...     print(f"{place:2.0f}: {low:.1f} to {high:.1f}")
-            -1: 0.8 to 1.2
-             0: 0.0 to 0.0
-             1: 1.0 to 3.0
+            >>> print(grid[1:4], lower[1:4].round(1), upper[1:4].round(1))
+            [-1.  0.  1.] [0.8 0.  1. ] [1.2 0.  3. ]
         """
         shapes, curves, errors = self.shapes(), self.params, self.standard_errors
         num = sum(len(grid) for grid, _ in shapes.values())
