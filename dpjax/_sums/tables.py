@@ -56,7 +56,6 @@ class TableRows(Values):
         is_inside = (places >= 0) & (places < num_rows)
         values = jnp.where(is_inside[..., None], as_float(values), 0)
         size = places.shape[1]
-        order = jnp.arange(size, dtype=places.dtype)
 
         def once(places, values):
             """Returns a gradient's rows of a table, with each index at most once.
@@ -68,7 +67,7 @@ class TableRows(Values):
             by_place = jnp.argsort(places)  # a stable sort
             goal = by_place[jnp.searchsorted(places[by_place], places)]
             # Most rows are the first at their place and stay; the other rows are added.
-            is_first = goal == order
+            is_first = goal == jnp.arange(size)
             total = jnp.where(is_first[:, None], values, 0)
             goal = jnp.where(is_first, size, goal)
             total = scatter_add(size, total, goal, values)

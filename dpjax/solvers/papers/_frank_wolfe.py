@@ -205,7 +205,7 @@ def dp_lasso(
         # (Bernstein) move it by K^2 (2 / epsilon_0 + 4/3) log(2dT/zeta) / n.
         log_failure = math.log(2 * num_features * num_steps / FAILURE_PROB)
         cost = (2 / choices.epsilon + 4 / 3) * log_failure
-        threshold = (2 * fourth_moment_bound * num_samples / cost) ** 0.25
+        threshold = float((2 * fourth_moment_bound * num_samples / cost) ** 0.25)
     _validate.within(1e-8, 1e12, threshold=threshold)
     # The gradients of `_scaled_squared` on clipped data are within K^2, so that the
     # Winsorization changes none of them: it only states their sensitivity.

@@ -10,7 +10,6 @@ the exact minimizer, and not for the view of a third party.
 import math
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -108,7 +107,7 @@ def dp_multiparty_objective_perturbation(
     features, labels = real_pair(features, labels, "labels")
     num_features, dtype = features.shape[1], released_dtype(features)
     numbers = {"epsilon": epsilon, "delta": delta, "regularization": regularization}
-    settings: dict[str, Any] = {name: float(x) for name, x in numbers.items()}
+    settings = {name: float(x) for name, x in numbers.items()}
     with jax.enable_x64(True):
         settings |= {"loss": _described(loss), "features": str((num_features, dtype))}
         num_records = secure_sum.agree(settings, len(features))

@@ -162,11 +162,9 @@ class Groups(NamedTuple):
 
 @partial(jax.jit, static_argnums=0)
 def _counted(num_groups, key, samples, indices, middle, reach, multiplier):
-    """Releases the number of samples in each group, and standard errors, (G,) each.
-
-    They are in `Groups`, with the samples (n,) clipped to middle ± reach, and their
-    groups, `indices` (n,). Samples that are NaN, or in no group, do not count.
-    """
+    """Releases the counts of G groups; returns `Groups`, and standard errors (G,)."""
+    # Samples (n,) of groups `indices` (n,) are clipped to middle ± reach. They do not
+    # count if they are NaN or in no group.
     is_known = ~jnp.isnan(samples) & (indices >= 0) & (indices < num_groups)
     values = jnp.where(is_known, jnp.clip(samples - middle, -reach, reach), 0.0)
     indices = jnp.where(is_known, indices, num_groups).astype("int32")
