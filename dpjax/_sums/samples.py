@@ -318,10 +318,7 @@ class OuterProducts(Factors):
 
 
 def are_much_smaller(left: tuple[float, ...], q: int) -> bool:
-    """Returns whether factors (T, p), T and p from `left`, and (T, q) save memory.
-
-    They must be much smaller than their product, a leaf (p, q), which is summed then.
-    """
+    """Tells if factors left = (T, p) and (T, q) are far smaller than a leaf (p, q)."""
     num_positions, p = left
     return p * q >= SAVING * num_positions * (p + q)
 

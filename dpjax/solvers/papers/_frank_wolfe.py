@@ -198,11 +198,10 @@ def dp_lasso(
     batches = Batches.of((features, targets), num_steps, Full(), execution)
     choices = Choices.tight(num_steps, epsilon, delta)
     if threshold is None:
-        # This K minimizes a bound on the error of the score by which a vertex is chosen
-        # privately. Per unit of 2 r (1 + ||w||_1) and with probability 1 - zeta,
-        # clipping biases a score by at most 2 M / K^2, for M = fourth_moment_bound,
-        # because E |x_j x_k| 1(|x_j| > K) <= M / K^2; the choice and outliers
-        # (Bernstein) move it by K^2 (2 / epsilon_0 + 4/3) log(2dT/zeta) / n.
+        # This K minimizes a bound on the error of a vertex's score. Per unit of
+        # 2 r (1 + ||w||_1) and with probability 1 - zeta, clipping biases it by at most
+        # 2 M / K^2, M the fourth moment, as E |x_j x_k| 1(|x_j| > K) <= M / K^2; choice
+        # and outliers (Bernstein) move it by K^2 (2/epsilon_0 + 4/3) log(2dT/zeta) / n.
         log_failure = math.log(2 * num_features * num_steps / FAILURE_PROB)
         cost = (2 / choices.epsilon + 4 / 3) * log_failure
         threshold = float((2 * fourth_moment_bound * num_samples / cost) ** 0.25)

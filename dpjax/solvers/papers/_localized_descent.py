@@ -149,7 +149,7 @@ def dp_localized_sco(
         sampling = Sampling(num_steps=phase.num_steps)
         multiplier = noise_multiplier(epsilon, delta, sampling)
         points = []
-        for group_key in group_keys:
+        for key in group_keys:
             rows = slice(first, first + phase.num_samples)
             group = jax.tree.map(lambda x, rows=rows: x[rows], data)
             step = _Step(
@@ -163,8 +163,7 @@ def dp_localized_sco(
                 penalty=phase.penalty,
                 smoothness=smoothness,
             )
-            end, _ = iterate(step, start, group, key=group_key, execution=execution)
-            points.append(end)
+            points.append(iterate(step, start, group, key=key, execution=execution)[0])
             first += phase.num_samples
         start = points[0] if num_groups == 1 else _middle(points)
     # Each record is in one group of one phase. All of these have noise with the same

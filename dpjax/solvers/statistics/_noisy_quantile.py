@@ -115,11 +115,9 @@ class SizeHistogram(NamedTuple):
     def of(
         cls, noisy: jax.Array, stddevs: jax.Array, num_skipped: int
     ) -> "SizeHistogram":
-        """Returns a histogram from released counts and the stddevs of their noise.
-
-        Both are vectors of `_counts`, padded, in ascending order of bins; for
-        num_skipped see `noisy_size_histogram`.
-        """
+        """Returns a histogram from released counts and the stddevs of their noise."""
+        # Both are padded, as from `_counts`. It passes over num_skipped bins that seem
+        # empty before it ends: see `noisy_size_histogram`.
         noisy, stddev = noisy[:_NUM_BINS], stddevs[0]
         index = jnp.arange(noisy.size, dtype="int32")
         stands_out = noisy > _SIGNIFICANT * stddev

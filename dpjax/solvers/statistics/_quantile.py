@@ -514,11 +514,10 @@ def private_edges(key: Key, samples: jax.Array, multiplier: float) -> jax.Array:
     weights, keys = known.astype(values.dtype), (size_key, median_key)
     multipliers = multiplier / math.sqrt(_SIZE), multiplier / math.sqrt(_MEDIAN)
     median, _ = median_and_bound(keys, values, weights, multipliers)
+    distances = jnp.where(known, jnp.abs(values - median), 0.0)
+    multiplier /= math.sqrt(_DISTANCE)
     reach = noisy_quantile(
-        distance_key,
-        jnp.where(known, jnp.abs(values - median), 0.0),
-        share_above=_BEYOND,
-        noise_multiplier=multiplier / math.sqrt(_DISTANCE),
+        distance_key, distances, share_above=_BEYOND, noise_multiplier=multiplier
     )
     return _round_edges(median, reach)
 
