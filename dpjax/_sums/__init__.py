@@ -15,5 +15,5 @@ numbers. It passes through three forms:
 
 `samples` measures and adds rows. `stream` decides how many are read at once, by the
 size of the memory. `fold.fold_mean` computes the mean of a stream, `fold.group_means`
-those of groups of rows. `order_statistics` orders samples, for trimmed means.
+the means of groups of rows. `order_statistics` orders samples, for trimmed means.
 """

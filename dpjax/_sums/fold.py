@@ -336,7 +336,7 @@ def digit_layout(num_sums: int, nmant: int) -> tuple[int, int, int]:
 class Fold:
     """Adds the bounded samples of a stream, block by block, for `fold_mean`.
 
-    Attributes have shapes and dtypes: `made` those of a sample as it is read, `row` of
+    Attributes have shapes and dtypes: `made` of a sample as it is read, `row` of
     the term that `prepare` makes of it, `aux` of its further outputs, `shape` of a sum.
     """
 

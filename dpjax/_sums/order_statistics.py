@@ -171,7 +171,7 @@ def _flipped(bits):
 
 
 def _finite(keys):
-    """Returns keys (`_key`) clipped to those of ±1e30, with zero's key for NaN."""
+    """Returns keys (`_key`) clipped to the keys of ±1e30, with zero's key for NaN."""
     info = jnp.finfo(f"float{8 * keys.dtype.itemsize}")
     infinite, largest = (
         int(np.array(x, info.dtype).view(keys.dtype)) for x in (np.inf, LARGEST)

@@ -150,7 +150,7 @@ def _choose(static, numbers, data, candidates) -> jax.Array:
     fixed_point, size, record_axes, axes = static
 
     def among(replicated: PyTree, candidates: jax.Array) -> tuple[jax.Array, tuple[()]]:
-        """Returns the candidate that is chosen among those of all devices, and ()."""
+        """Returns the candidate (d,) chosen among all devices' candidates, and ()."""
         # `replicated` has `numbers` and blocks of records, `candidates` (N, d) are this
         # device's; `by_device` expects a second, sharded result.
         (key, _, epsilon), blocks = replicated

@@ -158,8 +158,8 @@ def _template(
     fit_fn: FitFn, data: PyTree, subsets: _Subsets, center: PyTree, vectorize: bool
 ) -> PyTree:
     """Returns the center of the ball onto which results of fit_fn are projected."""
-    # It is `center`, or zeros for None. Shapes and dtypes are those of a result, from
-    # tracing fit_fn, or from center without vectorize; not from data.
+    # It is `center`, or zeros for None, in the shapes and dtypes of a result. They come
+    # from tracing fit_fn, or from center without vectorize; not from data.
     if not vectorize:
         rule = "given if vectorize is False, with the shapes of a result of fit_fn"
         _validate.require(center is not None, "center", center, rule)
@@ -264,7 +264,7 @@ def _fit_on_host(
 @partial(jax.jit, static_argnums=0)
 def _release(overlap, results, key, origin, diameter, weights, multiplier):
     """Returns the center of the results with noise, (d,), which may be published."""
-    # `results` have shape (m, d), `origin` is the ball's center, `weights` are those of
+    # `results` have shape (m, d), `origin` is the ball's center, `weights` give
     # the center's smooth sensitivity S, and `multiplier` is stddev / S.
 
     def point_of(result: jax.Array) -> jax.Array:

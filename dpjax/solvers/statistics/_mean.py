@@ -230,7 +230,7 @@ class Shares(NamedTuple):
         """Returns each release's share of the budget, for the mean of (n, d) samples.
 
         Sizes, centers and scales of columns get just enough for little noise; the mean
-        has the rest. `noise_multiplier` is that of all releases together.
+        has the rest. `noise_multiplier` is for all releases together.
         """
         num_samples, d = shape
         unit = noise_multiplier / num_samples

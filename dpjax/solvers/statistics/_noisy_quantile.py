@@ -202,7 +202,7 @@ def noisy_bound(
 @jax.jit
 def _bound(key: Key, magnitudes: jax.Array, stddev: Scalar, least: Scalar) -> jax.Array:
     """Releases a bound that few magnitudes (n,) exceed, by bisecting its exponent."""
-    # `stddev` is that of a count's noise. About `least` or more magnitudes exceed it.
+    # `stddev` is for the noise of a count. About `least` or more magnitudes exceed it.
     dtype = magnitudes.dtype
     stddev, least = jnp.asarray(stddev, "float32"), jnp.asarray(least, "float32")
 
@@ -259,7 +259,7 @@ def noisy_excess(
 
     `Excess` has a ratio that corrects a mean of vectors clipped to C, and its error. If
     a share r of those above C / 2 is above C, the index is log2(1 / r), and the mean of
-    (x - C)+ is 2 r / (1 - 2 r), the ratio, times that of clip(x, C / 2, C) - C / 2.
+    (x - C)+ is 2 r / (1 - 2 r), the ratio, times the mean of clip(x, C / 2, C) - C / 2.
 
     Privacy:
         A Gaussian mechanism of the noise multiplier under replace-one, of the numbers
@@ -347,7 +347,7 @@ def _median(
     key: Key, values: jax.Array, weights: jax.Array, bound: Scalar, stddev: Scalar
 ) -> jax.Array:
     """Releases medians of values within ±bound, (n,) or (n, d), by bisection."""
-    # `stddev` is that of each count's noise. Records of weight zero do not count.
+    # `stddev` is for the noise of each count. Records of weight zero do not count.
     is_counted = jnp.expand_dims(weights > 0, tuple(range(1, values.ndim)))
 
     def excess(middle: jax.Array) -> jax.Array:

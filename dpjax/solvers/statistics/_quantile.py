@@ -288,7 +288,7 @@ def _halved(ranks, quantiles, mechanism, key, samples, edges, epsilon):
         is_inside = (middles >= start) & (middles <= end)
         scores = jnp.where(is_inside, _scores(balance(lower), balance(upper)), -jnp.inf)
         # A record moves the balance of one part by 2, or of two parts by 1 each: scores
-        # are twice those of one quantile, and have twice the range.
+        # are twice as large as for one quantile, and have twice the range.
         own_key = jax.random.fold_in(key, index)
         chosen = choose(mechanism, own_key, scores, epsilon / 2)
         return ends.at[index].set(middles[chosen]), None

@@ -354,7 +354,7 @@ def _most_cells(
 ) -> jax.Array:
     """Returns b, a number of nonzero cells (entries) that few of the rows exceed."""
     # It follows from noisy counts of rows by this number, with noise of `stddevs`, and
-    # bounds the sensitivity of `_exponents`. `shape` is that of the columns.
+    # bounds the sensitivity of `_exponents`. `shape` is the columns' shape.
     edges = _edges_of(shape[1])
     bins = jnp.arange(len(edges))
     is_above = bins[None] > bins[:, None]
@@ -465,7 +465,7 @@ def _centered(num_samples: int, scales: _Scales, noisy: jax.Array) -> _Scales:
 
 
 def released(key: Key, values: np.ndarray, stddev: float) -> np.ndarray:
-    """Releases counts, such as those of labels, with Gaussian noise of a given stddev.
+    """Releases counts, such as counts of labels, with Gaussian noise of a given stddev.
 
     `values` have any shape. They are clipped to 2^24, up to which float32 is exact.
     """

@@ -116,7 +116,7 @@ def identity(
 ) -> dict[str, str]:
     """Returns digests by name, which tell whether a saved state belongs to this run."""
     # `program` is the text of the compiled steps, `arguments` are the pytrees that they
-    # read, and `devices` those of all processes, () for a single process.
+    # read, and `devices` the devices of all processes, () for a single process.
     used = {
         device
         for leaf in jax.tree.leaves(dict(arguments))

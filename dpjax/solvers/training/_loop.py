@@ -361,7 +361,7 @@ def _saved(execution, step, traced, arguments, devices):
     """Returns the last params and optax state of a run that a checkpoint saves."""
     # It saves the carry of `_run` after each part, and resumes from a saved carry.
     # `traced` has params, data and key; `arguments` also the fields of step; `devices`
-    # are those of all processes, () for one process.
+    # are the devices of all processes, () for one process.
     checkpoint, callback = execution.checkpoint, execution.callback
     num_steps = step.batches.start.num_steps
     rule = "None under jit, vmap and grad, where nothing can be saved"

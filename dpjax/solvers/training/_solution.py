@@ -119,8 +119,8 @@ class Solution:
 
         Rows of features give intervals for the predictions of `predict`, though not for
         new targets; the row (1, -1, 0) gives one for a difference. Standard errors of
-        sums follow from those of the params and from correlations, so that intervals
-        cost no privacy, and cover what those of `interval` cover.
+        sums follow from the params' errors and correlations, so that these intervals
+        cost no privacy, and cover what the intervals of `interval` cover.
 
         Args:
             matrix: shape (m, d), a row of factors of the d coefficients for each sum.
