@@ -391,8 +391,8 @@ def radii_of(
     first = seen.quantile(0.0, _BEYOND_FIRST)
     # The last radius follows from a Pareto tail, because few records are beyond it.
     size, number, index = seen.tail()
-    wanted = _BEYOND_LAST * 2 * multiplier * math.sqrt(d)
-    reach = jnp.maximum(number / wanted, 1.0) ** (1 / index)
+    requested = _BEYOND_LAST * 2 * multiplier * math.sqrt(d)
+    reach = jnp.maximum(number / requested, 1.0) ** (1 / index)
     last = jnp.maximum(size * jnp.minimum(reach, _FARTHEST), 1.05 * first)
     passing = number * (size / last) ** index / num_samples
     middle = jnp.sqrt(first * last)

@@ -234,8 +234,8 @@ def observed(
             )
             noise = _norm(norms)
         seen = _norm(updates), noise
-        told = extra_args | {"noise_stddev": noise_stddev, "noise_norm": noise}
-        updates, following = optimizer.update(updates, state.optimizer, params, **told)
+        extra = extra_args | {"noise_stddev": noise_stddev, "noise_norm": noise}
+        updates, following = optimizer.update(updates, state.optimizer, params, **extra)
         return updates, Observed(following, *seen)
 
     return optax.GradientTransformationExtraArgs(init, update)
