@@ -174,16 +174,16 @@ def group_means(
         aux, sums = jax.lax.scan(group, fold.no_aux(), (indices, (starts, stops)))
         if not axes:
             return sums, aux
+
         # A device has digits for the groups of its own rows, and zeros for all other
         # groups, so that a psum adds the digits of every group.
-        total = jax.tree.map(
-            lambda x: jax.lax.dynamic_update_slice_in_dim(
-                zeros(x, (len(sizes), *x.shape[1:])), x, first, 0
-            ),
-            sums,
-        )
+        def of_all(x: jax.Array) -> jax.Array:
+            none = zeros(x, (len(sizes), *x.shape[1:]))
+            return jax.lax.dynamic_update_slice_in_dim(none, x, first, 0)
+
+        total = psum(jax.tree.map(of_all, sums), axes)
         mean = jax.vmap(lambda index, total: every.of_group(index).mean(total).high)
-        return mean(jnp.arange(len(sizes)), psum(total, axes)), aux
+        return mean(jnp.arange(len(sizes)), total), aux
 
     # All groups share the layout of the largest group; a span excludes rows beyond it.
     most = min(int(sizes.max()), stream.num_rows)
@@ -336,7 +336,7 @@ def digit_layout(num_sums: int, nmant: int) -> tuple[int, int, int]:
 class Fold:
     """Adds the bounded samples of a stream, block by block, for `fold_mean`.
 
-    Attributes have shapes and dtypes: `made` those of a sample as it is read, `row` of
+    Attributes have shapes and dtypes: `made` of a sample as it is read, `row` of
     the term that `prepare` makes of it, `aux` of its further outputs, `shape` of a sum.
     """
 

@@ -75,11 +75,8 @@ def _order_statistics_jvp(trim_count, axes, primals, tangents):
         for x in (_finite(_key(samples)), _finite_rate(samples, tangent))
     )
     ordered = jnp.take_along_axis(tangent, jnp.argsort(keys, axis=0), axis=0)
-    return statistics, OrderStatistics(
-        low=ordered[trim_count::-1],
-        high=ordered[len(keys) - trim_count - 1 :],
-        middle_sum=rates[2],
-    )
+    ends = ordered[trim_count::-1], ordered[len(keys) - trim_count - 1 :]
+    return statistics, OrderStatistics(*ends, middle_sum=rates[2])
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(1, 2))
@@ -128,19 +125,9 @@ def _by_columns(function: Callable[[jax.Array], Any], samples: jax.Array) -> Any
 
     def by_blocks():
         """Returns the results of all columns, of as many at once as a cache holds."""
-        # The last block may overlap the previous block.
-        starts = np.minimum(np.arange(0, num_columns, size), num_columns - size)
-        blocks = jax.lax.map(
-            lambda start: function(jax.lax.dynamic_slice_in_dim(columns, start, size)),
-            jnp.asarray(starts),
-        )
-        overlap = len(starts) * size - num_columns
-
-        def join(x):
-            most = x[:-1].reshape(-1, *x.shape[2:])
-            return jnp.concatenate([most, x[-1, overlap:]])
-
-        return jax.tree.map(join, blocks)
+        blocks = jnp.pad(columns, ((0, -num_columns % size), (0, 0)))
+        results = jax.lax.map(function, blocks.reshape(-1, size, num_samples))
+        return jax.tree.map(lambda x: jnp.concatenate(x)[:num_columns], results)
 
     return jax.lax.platform_dependent(cpu=by_blocks, default=lambda: function(columns))
 
@@ -184,7 +171,7 @@ def _flipped(bits):
 
 
 def _finite(keys):
-    """Returns keys, integers in the order of floats, clipped to ±1e30's; NaN as 0's."""
+    """Returns keys (`_key`) clipped to the keys of ±1e30, with zero's key for NaN."""
     info = jnp.finfo(f"float{8 * keys.dtype.itemsize}")
     infinite, largest = (
         int(np.array(x, info.dtype).view(keys.dtype)) for x in (np.inf, LARGEST)
@@ -226,7 +213,10 @@ def _sums(terms, axes):
 
 
 def _gather_all(keys, is_chosen, size, fill, axes):
-    """Returns all devices' chosen keys of each row, then `fill`: (d, size), to sort."""
+    """Returns each row's chosen keys of all devices, (d, size), followed by `fill`.
+
+    It is `_gather` of keys (d, n) with n sharded over `axes`, () if they are not.
+    """
     chosen = _gather(keys, is_chosen, size, fill)
     if not axes:
         return chosen
@@ -338,14 +328,8 @@ def _middle_rates(samples, tangent, low, high, trim_count, axes):
     keys, low, high = _finite(_key(samples)), _key(low), _key(high)
     tangent = _finite_rate(samples, tangent)
     is_inside = (keys > low[None]) & (keys < high[None])
-    num_low, num_inside, middle_rate = psum(
-        (
-            (keys <= low[None]).sum(axis=0),
-            is_inside.sum(axis=0),
-            jnp.where(is_inside, tangent, 0).sum(axis=0),
-        ),
-        axes,
-    )
+    terms = keys <= low[None], is_inside, jnp.where(is_inside, tangent, 0)
+    num_low, num_inside, middle_rate = psum([x.sum(axis=0) for x in terms], axes)
     kept_low = jnp.minimum(num_low, last) - trim_count
     kept_high = last - trim_count - num_inside - kept_low
     low_rate, high_rate = (_rate(keys, x, tangent, axes) for x in (low, high))

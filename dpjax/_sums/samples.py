@@ -285,8 +285,7 @@ class OuterProducts(Factors):
 
     @property
     def is_smaller(self) -> bool:
-        p, q = self.left.shape[1], self.right.shape[1]
-        return p * q >= SAVING * (p + q)
+        return are_much_smaller((1, self.left.shape[1]), self.right.shape[1])
 
     def written_out(self) -> jax.Array:
         return jax.vmap(lambda a, d: self.build(a[:, None] * d[None]))(*self.numbers)
@@ -319,7 +318,7 @@ class OuterProducts(Factors):
 
 
 def are_much_smaller(left: tuple[float, ...], q: int) -> bool:
-    """Compares factors (..., T, p) and (..., T, q), left = (T, p), to (..., p, q)."""
+    """Tells if factors left = (T, p) and (T, q) are far smaller than a leaf (p, q)."""
     num_positions, p = left
     return p * q >= SAVING * num_positions * (p + q)
 

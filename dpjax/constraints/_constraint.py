@@ -172,7 +172,7 @@ def check_diameter(norm: str, num_coordinates: int) -> None:
 
 
 def check_coordinates(num_coordinates: int, expected: int) -> None:
-    """Refuses a number of coordinates other than that of the set."""
+    """Refuses a number of coordinates that differs from the set's, `expected`."""
     rule = f"{expected}, the number of coordinates of the set"
     is_fine = num_coordinates == expected
     _validate.require(is_fine, "num_coordinates", num_coordinates, rule)

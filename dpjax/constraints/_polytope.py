@@ -137,14 +137,13 @@ class Polytope(VertexConstraint):
 def grid_net(
     constraint: Constraint, num_coordinates: int, *, radius: float
 ) -> jax.Array:
-    """Returns points of a set that cover it: each point of the set is near one of them.
+    """Returns a zeta-net of a set: each point of the set is near one of its points.
 
-    The points are a zeta-net for zeta = radius: every point of the set is within the
-    radius of a returned point. The bounding box of the set is divided into cells with
-    sides at most 2·radius / sqrt(d), which are ceil(length_j sqrt(d) / (2 radius))
-    cells along coordinate j. Centers within the radius of the set are projected onto
-    the set. The net covers the set because every point of the box is within
-    sqrt(d)·side / 2 <= radius of a center, and a projection increases no distance.
+    Every point of the set is within zeta = radius of a returned point. The bounding box
+    of the set is divided into cells with sides at most 2·radius / sqrt(d). Centers
+    within the radius of the set are projected onto the set. The net covers the set
+    because every point of the box is within sqrt(d)·side / 2 <= radius of a center, and
+    a projection increases no distance.
 
     Args:
         constraint: a set of vectors with a projection: `Box`, `L1Ball`, `L2Ball` or

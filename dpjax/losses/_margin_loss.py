@@ -117,13 +117,13 @@ class MarginLoss(LinearLoss):
 
     def _derivative(self, predictions: jax.Array, targets: jax.Array) -> jax.Array:
         signs = self._signs(targets, predictions)
-        slopes = _elementwise(self.derivative_fn)(signs * predictions)
+        slopes = jnp.vectorize(self.derivative_fn)(signs * predictions)
         upper = 0.0 if self.is_non_increasing else self.derivative_bound
         return signs * jnp.clip(slopes, -self.derivative_bound, upper)
 
     def _curvature(self, predictions: jax.Array, targets: jax.Array) -> jax.Array:
         signs = self._signs(targets, predictions)
-        return _elementwise(jax.grad(self.derivative_fn))(signs * predictions)
+        return jnp.vectorize(jax.grad(self.derivative_fn))(signs * predictions)
 
 
 class _Logistic(MarginLoss):
@@ -171,10 +171,6 @@ class _SmoothedHinge:
         inner = jnp.clip(1 + self.width - margins, 0.0, 2 * self.width)
         beyond = jnp.maximum(1 - self.width - margins, 0.0)
         return inner**2 / (4 * self.width) + beyond
-
-
-def _elementwise(fn: Callable[[jax.Array], jax.Array]) -> Callable:
-    return lambda x: jax.vmap(fn)(x.reshape(-1)).reshape(x.shape)
 
 
 def softmax(num_classes: int) -> LinearLoss:

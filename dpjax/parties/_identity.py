@@ -5,13 +5,10 @@ messages cannot replace it.
 """
 
 import hashlib
-from collections.abc import Sequence
 
-from dpjax import _validate
 from dpjax._lazy import optional
 
-_KEY_BYTES, _SIGNATURE_BYTES = 32, 64
-SIGNED_BYTES = 2 * _KEY_BYTES + _SIGNATURE_BYTES
+_KEY_BYTES = 32
 
 
 def fingerprint(identity: bytes) -> str:
@@ -36,16 +33,22 @@ def fingerprint(identity: bytes) -> str:
 
 
 def signed(public_key: bytes, identity: bytes, party: int, num_parties: int) -> bytes:
-    """Returns a key for a job with the party's public key and its signature."""
+    """Returns a message with a public key for one job, signed by the secret identity.
+
+    It is the key, the party's public signing key and the signature, which binds the key
+    to the party's number and to the number of parties; `opened` checks it.
+    """
     key = _signing_key(identity)
     signature = key.sign(_words(public_key, party, num_parties))
     return public_key + key.public_key().public_bytes_raw() + signature
 
 
 def opened(message: bytes, party: int, num_parties: int) -> tuple[bytes, str | None]:
-    """Returns the public key in a signed message, and its signer's fingerprint."""
-    # `SecureSum` compares the fingerprint: None if the signature, from `signed`, is
-    # invalid for this party's number and the number of parties.
+    """Returns the public key in a message of `signed`, and its signer's fingerprint.
+
+    `SecureSum` compares the fingerprint with the stated one. It is None if the
+    signature is invalid for this party's number and the number of parties.
+    """
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
@@ -57,14 +60,6 @@ def opened(message: bytes, party: int, num_parties: int) -> tuple[bytes, str | N
     except (InvalidSignature, ValueError):
         return public_key, None
     return public_key, _fingerprint(signer)
-
-
-def check_fingerprints(fingerprints: Sequence[str], num_parties: int) -> None:
-    """Requires one fingerprint for each party."""
-    given = fingerprints if isinstance(fingerprints, list | tuple) else ()
-    is_fine = [isinstance(x, str) and len(x) for x in given] == [64] * num_parties
-    rule = f"a list of length {num_parties}: 64 hex digits of each party, in order"
-    _validate.require(is_fine, "fingerprints", fingerprints, rule)
 
 
 def _signing_key(identity: bytes):

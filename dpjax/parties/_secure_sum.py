@@ -118,16 +118,18 @@ class SecureSum:
         self.random_bytes = test_only_random_bytes or os.urandom
         self._max_colluding = max_colluding
         self._masks = PairwiseMasks(transport.party, self.random_bytes)
-        if fingerprints is not None:
-            _identity.check_fingerprints(fingerprints, transport.num_parties)
+        num_parties = transport.num_parties
+        given = fingerprints if isinstance(fingerprints, list | tuple) else ()
+        is_fine = [isinstance(x, str) and len(x) for x in given] == [64] * num_parties
+        rule = f"a list of length {num_parties}: 64 hex digits of each party, in order"
+        is_fine = is_fine or fingerprints is None
+        _validate.require(is_fine, "fingerprints", fingerprints, rule)
         # All keys of the job are exchanged, and the signature of each is checked.
-        place = transport.party, transport.num_parties
+        place = transport.party, num_parties
         message = _identity.signed(self._masks.public_key, identity, *place)
-        messages = _exchange_all(transport, message, _identity.SIGNED_BYTES)
-        keys, signers = zip(
-            *(_identity.opened(x, i, place[1]) for i, x in enumerate(messages)),
-            strict=True,
-        )
+        messages = _exchange_all(transport, message)
+        opened = [_identity.opened(x, i, num_parties) for i, x in enumerate(messages)]
+        keys, signers = zip(*opened, strict=True)
         stated = [x.lower() for x in fingerprints] if fingerprints else signers
         impostors = [i for i, x in enumerate(signers) if x is None or x != stated[i]]
         if impostors:
@@ -138,7 +140,7 @@ class SecureSum:
             )
         self._masks.agree(keys)
         self._attempt = 0
-        self.live = list(range(transport.num_parties))
+        self.live = list(range(num_parties))
 
     @staticmethod
     def count_secret_shares(
@@ -199,7 +201,7 @@ class SecureSum:
         own = digests(named, ())
         message = num_records.to_bytes(_COUNT_BYTES, "little")
         message += bytes.fromhex("".join(own.values()))
-        messages = _exchange_all(self.transport, message, len(message))
+        messages = _exchange_all(self.transport, message)
         table = np.frombuffer(b"".join(messages), np.uint8).reshape(len(messages), -1)
         received = table[:, _COUNT_BYTES:].reshape(len(messages), -1, _DIGEST_BYTES)
         differs = (received != received[0]).any(axis=2)  # by party and setting
@@ -249,11 +251,12 @@ class SecureSum:
         )
 
 
-def _exchange_all(transport: Transport, message: bytes, num_bytes: int) -> list[bytes]:
-    """Exchanges messages; raises `PartyError` if one is missing."""
-    messages = transport.exchange(message, num_bytes)
+def _exchange_all(transport: Transport, message: bytes) -> list[bytes]:
+    """Returns all parties' messages, of equal length, or raises if one is missing."""
+    messages = transport.exchange(message, len(message))
     if missing := [i for i, each in enumerate(messages) if each is None]:
-        raise PartyError(missing, f"sent no message of {num_bytes} bytes at the start")
+        text = f"sent no message of {len(message)} bytes at the start"
+        raise PartyError(missing, text)
     return [each for each in messages if each is not None]
 
 
@@ -321,6 +324,11 @@ def _stream(key: bytes, attempt: int, size: int) -> np.ndarray:
     return np.frombuffer(encryptor.update(bytes(8 * size)), "<u8")
 
 
+def power_of_two(value: float) -> float:
+    """Returns the largest power of two that is not above a positive value."""
+    return math.ldexp(0.5, math.frexp(value)[1])
+
+
 @dataclass(frozen=True)
 class Grid:
     """A rounding of real numbers to integer numbers of steps, for `SecureSum`."""
@@ -343,8 +351,7 @@ class Grid:
     def for_stddev(cls, stddev: float, *, bound: float) -> "Grid":
         """Returns a grid with at least 2^24 and less than 2^25 steps in a stddev."""
         _validate.positive(stddev=stddev)
-        _, exponent = math.frexp(stddev)
-        return cls(math.ldexp(1.0, exponent - 1) / _STEPS_PER_STDDEV, bound)
+        return cls(power_of_two(stddev) / _STEPS_PER_STDDEV, bound)
 
     def to_integers(self, values: np.ndarray) -> np.ndarray:
         """Rounds values to steps; NaN is 0, and values beyond the bound are clipped."""

@@ -1,10 +1,10 @@
 """Transports of messages: over JAX's distributed runtime, or between threads."""
 
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
 import jax
@@ -48,7 +48,10 @@ class JaxTransport:
         _validate.require(self.num_parties >= 2, "num_parties", self.num_parties, rule)
 
     def exchange(self, message: bytes, num_bytes: int) -> list[bytes | None]:
-        """Sends a message; returns all parties' messages, None if not of num_bytes."""
+        """Sends bytes to all processes, and returns a list of each process's bytes.
+
+        It has None for a process that did not send exactly num_bytes bytes.
+        """
         # A collective has one shape in all processes, so sizes are exchanged first, and
         # they are sent as bytes, because JAX may narrow integers.
         mine = np.array([len(message), num_bytes], np.int64).view(np.uint8)
@@ -84,20 +87,23 @@ def run_parties(
         [[b'party 0', b'party 1'], [b'party 0', b'party 1']]
     """
     _validate.count(num_parties=num_parties)
-    board = _Board(num_parties, timeout)
+    parties = range(num_parties)
+    queues = [[SimpleQueue() for _ in parties] for _ in parties]
     errors: list[Exception] = []
 
     def run(party: int) -> Any:
+        """Returns a party's result, or adds the exception that it raises to errors."""
+        transport = _ThreadTransport(party, num_parties, queues, timeout)
         try:
-            return party_fn(_ThreadTransport(party, num_parties, board))
+            return party_fn(transport)
         except Exception as error:  # raised again below
             error.add_note(f"This is the error of party {party}.")
             errors.append(error)
         finally:
-            board.leave(party)
+            transport.send(None)
 
     with ThreadPoolExecutor(num_parties) as pool:
-        results = [*pool.map(run, range(num_parties))]
+        results = [*pool.map(run, parties)]
     if errors:
         raise errors[0]
     return results
@@ -105,42 +111,33 @@ def run_parties(
 
 @dataclass
 class _ThreadTransport:
+    """The `Transport` of one party in `run_parties`, whose parties are threads."""
+
     party: int
     num_parties: int
-    board: "_Board"
+    queues: list[list[SimpleQueue[bytes | None]]]  # messages of i to j in queues[i][j]
+    timeout: float
 
     def exchange(self, message: bytes, num_bytes: int) -> list[bytes | None]:
-        messages = self.board.post(self.party, message)
-        return [x if x and len(x) == num_bytes else None for x in messages]
+        """Sends bytes to all threads, and returns a list of each thread's bytes.
 
+        It has None for a party that has left, or did not send exactly num_bytes bytes.
+        """
+        deadline, messages = time.monotonic() + self.timeout, []
+        self.send(message)
+        for party, inbox in enumerate(row[self.party] for row in self.queues):
+            try:
+                received = inbox.get(timeout=max(0.0, deadline - time.monotonic()))
+            except Empty:
+                text = f"parties {[party]} sent nothing: raise timeout"
+                raise TimeoutError(text) from None
+            if received is None:
+                inbox.put(None)  # the party has left: later messages are None, too
+            is_sent = received and len(received) == num_bytes
+            messages.append(received if is_sent else None)
+        return messages
 
-class _Board:
-    """Exchanges messages between the parties of `run_parties`, which are threads."""
-
-    def __init__(self, num_parties: int, timeout: float):
-        self._timeout, self._changed = timeout, threading.Condition()
-        self._present = set(range(num_parties))
-        # Two messages of a party are kept: all have read the older when it posts again.
-        self._counts = [0] * num_parties
-        self._last = [[b"", b""] for _ in range(num_parties)]
-
-    def post(self, party: int, message: bytes) -> list[bytes | None]:
-        """Posts a message; awaits and returns one of each party, None if it left."""
-        deadline = time.monotonic() + self._timeout
-        with self._changed:
-            index = self._counts[party]
-            self._last[party][index % 2] = message
-            self._counts[party] += 1
-            self._changed.notify_all()
-            while awaited := [i for i in self._present if self._counts[i] <= index]:
-                if not self._changed.wait(deadline - time.monotonic()):
-                    raise TimeoutError(f"parties {awaited} sent nothing: raise timeout")
-            return [
-                self._last[i][index % 2] if self._counts[i] > index else None
-                for i in range(len(self._counts))
-            ]
-
-    def leave(self, party: int) -> None:
-        with self._changed:
-            self._present.discard(party)
-            self._changed.notify_all()
+    def send(self, message: bytes | None) -> None:
+        """Sends a message to all parties; None tells them that this party has left."""
+        for outbox in self.queues[self.party]:
+            outbox.put(message)

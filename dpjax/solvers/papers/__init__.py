@@ -1,1 +1,1 @@
-"""The algorithms of the papers, those of one kind in one file."""
+"""The algorithms of the papers, with one kind of algorithm in each file."""

@@ -107,7 +107,7 @@ def dp_frank_wolfe(
     if estimator is None:
         size = num_coordinates(params)
         sizes = size, constraint.num_vertices(size)
-        estimator = _best_estimator(choices, moment_bound, batches, *sizes)
+        estimator = _best_estimator(choices, moment_bound, batches, sizes)
         stats = {"scale": estimator.scale, "beta": estimator.beta}
     _validate.bounded_estimator(estimator)
     params, released = choose_vertices(
@@ -198,8 +198,13 @@ def dp_lasso(
     batches = Batches.of((features, targets), num_steps, Full(), execution)
     choices = Choices.tight(num_steps, epsilon, delta)
     if threshold is None:
-        sizes = num_samples, num_features
-        threshold = _best_threshold(choices, *sizes, fourth_moment_bound)
+        # This K minimizes a bound on the error of a vertex's score. Per unit of
+        # 2 r (1 + ||w||_1) and with probability 1 - zeta, clipping biases it by at most
+        # 2 M / K^2, M the fourth moment, as E |x_j x_k| 1(|x_j| > K) <= M / K^2; choice
+        # and outliers (Bernstein) move it by K^2 (2/epsilon_0 + 4/3) log(2dT/zeta) / n.
+        log_failure = math.log(2 * num_features * num_steps / FAILURE_PROB)
+        cost = (2 / choices.epsilon + 4 / 3) * log_failure
+        threshold = float((2 * fourth_moment_bound * num_samples / cost) ** 0.25)
     _validate.within(1e-8, 1e12, threshold=threshold)
     # The gradients of `_scaled_squared` on clipped data are within K^2, so that the
     # Winsorization changes none of them: it only states their sensitivity.
@@ -324,15 +329,12 @@ def _check_start(constraint: VertexConstraint, params: PyTree) -> None:
 
 
 def _best_estimator(
-    choices: Choices,
-    moment_bound: float,
-    batches: Batches,
-    num_coordinates: int,
-    num_vertices: int,
+    choices: Choices, moment_bound: float, batches: Batches, sizes: tuple[int, int]
 ) -> SmoothedTruncation:
     """Returns the estimator of `dp_frank_wolfe` if its caller gives none."""
     # Its scale s minimizes a bound on the errors of the scores by which vertices are
-    # chosen. All arguments are public; moment_bound is tau >= E g_j^2 for a gradient g.
+    # chosen. All arguments are public; moment_bound is tau >= E g_j^2 for a gradient g,
+    # and `sizes` are d, the number of coordinates, and |V|, the number of vertices.
     # With probability 1 - zeta, and M the largest |h_beta|, all scores of all T steps
     # err by at most the l1 diameter times
     #     tau (1 + 1/beta) / (2 s) + (s/m) (beta/2 + log(2dT/zeta)
@@ -340,6 +342,7 @@ def _best_estimator(
     # These are the errors of the smoothed truncation (001, Lemma 3) and of a selection
     # by scores with a range of 2 s M / m per unit of the diameter.
     num_steps, batch_size = batches.start.num_steps, int(batches.divisor)
+    num_coordinates, num_vertices = sizes
     beta = 2 * math.log(1 / FAILURE_PROB)  # as in 001, Algorithm 4
     supremum = float(SmoothedTruncation(1.0, beta).limit)
     selection = 2 * supremum * math.log(num_vertices * num_steps / FAILURE_PROB)
@@ -354,17 +357,3 @@ def _scaled_squared(params: PyTree, example: PyTree) -> jax.Array:
     # The factor is the same for all vertices, so it changes no choice.
     size = jax.lax.stop_gradient(jnp.sum(jnp.abs(params)))
     return losses.squared(params, example) / (1 + size)
-
-
-def _best_threshold(
-    choices: Choices, num_samples: int, num_features: int, fourth_moment_bound: float
-) -> float:
-    """Returns the bound K to which `dp_lasso` clips data if its caller gives none."""
-    # It minimizes a bound on the error of the score by which a vertex is chosen. All
-    # arguments are public; fourth_moment_bound is M >= E x_j^4.
-    # Per unit of 2 r (1 + ||w||_1) and with probability 1 - zeta, clipping biases a
-    # score by at most 2 M / K^2, since E |x_j x_k| 1(|x_j| > K) <= M / K^2; the choice
-    # and outliers (Bernstein) move it by K^2 (2 / epsilon_0 + 4/3) log(2dT/zeta) / n.
-    num_choices = 2 * num_features * choices.num_composed
-    cost = (2 / choices.epsilon + 4 / 3) * math.log(num_choices / FAILURE_PROB)
-    return (2 * fourth_moment_bound * num_samples / cost) ** 0.25

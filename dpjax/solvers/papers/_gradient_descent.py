@@ -212,7 +212,8 @@ def robust_gradient_descent(
     budget = {"epsilon": 1.0, "delta": 1e-5}
     batches = _batches(data, num_steps, batching, execution, budget)
     rule = f"given with {batching}, which draws batches by it"
-    _validate.require(key is not None or not batches.is_sampled, "key", key, rule)
+    is_fine = key is not None or not batches.start.batching.is_sampled
+    _validate.require(is_fine, "key", key, rule)
     key = jax.random.key(0) if key is None else key  # nothing is drawn with it
     check_key_of_rows(key, data)
     step = PrivateStep(
@@ -390,10 +391,10 @@ def _static(learning_rate: Any) -> Any:
 def _run(
     step: PrivateStep, params: PyTree, data: PyTree, key: Key, execution: Execution
 ) -> tuple[PyTree, dict[str, Scalar]]:
-    """Makes the steps of a descent from params, with noise if `step` has a multiplier.
+    """Runs all steps of a descent from params, on batches of data, leaves (n, ...).
 
-    Returns the last params, or the iterates' mean if `averaging`, and as stats of the
-    `Solution` num_steps and batch_size, by which a batch's sum is divided.
+    Returns the last params, or the iterates' mean if `averaging`, and stats of the
+    `Solution`: num_steps, and batch_size, by which a batch's sum is divided.
     """
     params, state = iterate(step, params, data, key=key, execution=execution)
     batches = step.batches

@@ -257,7 +257,7 @@ class PeeledStep(OptaxStep):
 
     def stats(self, sensitivity: Scalar) -> dict[str, Scalar]:
         """Returns the stats of a solver's run by name: sizes, sensitivity, noise."""
-        # `sensitivity` is that of eta g in the linf norm.
+        # `sensitivity` is the linf sensitivity of eta g, which is peeled.
         rounds = 1.0 if self.noise == "gumbel" else 2.5
         scale = sensitivity * math.sqrt(rounds * self.sparsity / self.rho)
         return {

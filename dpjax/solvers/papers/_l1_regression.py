@@ -98,11 +98,8 @@ def dp_l1_regression(
     Reference:
         Wang, Xu (2022), Algorithms 1, 2, equations 2, 6, 16; McKenna, Sheldon (2020).
     """
-    _validate.positive(
-        epsilon=epsilon,
-        residual_moment_bound=residual_moment_bound,
-        moment_order=moment_order,
-    )
+    _validate.positive(epsilon=epsilon, residual_moment_bound=residual_moment_bound)
+    _validate.positive(moment_order=moment_order)
     _validate.probability(failure_prob=failure_prob)
     check_key_of_rows(key, (features, targets))
     _validate.require(1 < moment_order <= 2, "moment_order", moment_order, "in (1, 2]")
@@ -129,12 +126,8 @@ def dp_l1_regression(
         truncation = cast(Scalar, ratio ** (1 / moment_order))
     _validate.positive(truncation=truncation)
     axes = row_axes((features, targets), None), row_axes(candidates, None)
-    params = _choose(
-        (fixed_point, chunk_size, *axes),
-        (key, truncation, epsilon),
-        (features, targets),
-        candidates,
-    )
+    static, numbers = (fixed_point, chunk_size, *axes), (key, truncation, epsilon)
+    params = _choose(static, numbers, (features, targets), candidates)
     event = selection_event(epsilon, mechanism="permute_and_flip")
     stats = {
         "truncation": truncation,
@@ -157,7 +150,7 @@ def _choose(static, numbers, data, candidates) -> jax.Array:
     fixed_point, size, record_axes, axes = static
 
     def among(replicated: PyTree, candidates: jax.Array) -> tuple[jax.Array, tuple[()]]:
-        """Returns the candidate that is chosen among those of all devices, and ()."""
+        """Returns the candidate (d,) chosen among all devices' candidates, and ()."""
         # `replicated` has `numbers` and blocks of records, `candidates` (N, d) are this
         # device's; `by_device` expects a second, sharded result.
         (key, _, epsilon), blocks = replicated

@@ -25,7 +25,6 @@ is no larger than the first. The paper's lambda grows 32-fold, to suit its const
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -149,19 +148,24 @@ def dp_localized_sco(
     for phase, group_keys in zip(phases, keys, strict=True):
         sampling = Sampling(num_steps=phase.num_steps)
         multiplier = noise_multiplier(epsilon, delta, sampling)
-        step_of = partial(
-            _Step,
-            loss_fn=loss_fn,
-            estimator=Clipping(phase.l2_clip_norm),
-            noise_multiplier=multiplier,
-            center=start,
-            middle=params,
-            radius=theory.radius,
-            penalty=phase.penalty,
-            smoothness=smoothness,
-        )
-        start = _end(step_of, phase, start, data, first, group_keys, execution)
-        first += num_groups * phase.num_samples
+        points = []
+        for key in group_keys:
+            rows = slice(first, first + phase.num_samples)
+            group = jax.tree.map(lambda x, rows=rows: x[rows], data)
+            step = _Step(
+                loss_fn=loss_fn,
+                batches=Batches.of(group, phase.num_steps, Full(), execution),
+                estimator=Clipping(phase.l2_clip_norm),
+                noise_multiplier=multiplier,
+                center=start,
+                middle=params,
+                radius=theory.radius,
+                penalty=phase.penalty,
+                smoothness=smoothness,
+            )
+            points.append(iterate(step, start, group, key=key, execution=execution)[0])
+            first += phase.num_samples
+        start = points[0] if num_groups == 1 else _middle(points)
     # Each record is in one group of one phase. All of these have noise with the same
     # guarantee, as one Gaussian release.
     _, privacy = one_gaussian(epsilon, delta, num_samples, unit_of(data))
@@ -353,23 +357,6 @@ class _Step(OptaxStep):
             optax.sgd(rate),
             project(into_ball),
         )
-
-
-def _end(step_of, phase: Phase, start, data, first, keys, execution) -> PyTree:
-    """Returns the point at which a phase ends, and around which the next phase begins.
-
-    Each of `keys` runs T steps from `start` on its own group of phase.num_samples
-    records, from the index `first` on; `step_of` makes a group's step. The point is the
-    last iterate, or with several groups a center of their last iterates.
-    """
-    points, size = [], phase.num_samples
-    for i, key in enumerate(keys):
-        rows = slice(first + i * size, first + (i + 1) * size)
-        group = jax.tree.map(lambda x, rows=rows: x[rows], data)
-        batches = Batches.of(group, phase.num_steps, Full(), execution)
-        step = step_of(batches=batches)
-        points.append(iterate(step, start, group, key=key, execution=execution)[0])
-    return points[0] if len(points) == 1 else _middle(points)
 
 
 @jax.jit

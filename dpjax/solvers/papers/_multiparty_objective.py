@@ -23,7 +23,7 @@ from dpjax.accounting import discrete_gaussian_stddev, gaussian_stddev
 from dpjax.losses import MarginLoss
 from dpjax.mechanisms import discrete_gaussian, gaussian
 from dpjax.parties import SecureSum
-from dpjax.parties._secure_sum import Grid, PartyError
+from dpjax.parties._secure_sum import Grid, PartyError, power_of_two
 from dpjax.solvers.papers._objective_perturbation import (
     OUTPUT_SHARE,
     Objective,
@@ -106,22 +106,16 @@ def dp_multiparty_objective_perturbation(
     _validate.require(is_fine, "secure_sum", secure_sum, "a SecureSum(max_dropouts=0)")
     features, labels = real_pair(features, labels, "labels")
     num_features, dtype = features.shape[1], released_dtype(features)
-    settings = {
-        "epsilon": float(epsilon),
-        "delta": float(delta),
-        "regularization": float(regularization),
-    }
+    numbers = {"epsilon": epsilon, "delta": delta, "regularization": regularization}
+    settings = {name: float(x) for name, x in numbers.items()}
     with jax.enable_x64(True):
         settings |= {"loss": _described(loss), "features": str((num_features, dtype))}
         num_records = secure_sum.agree(settings, len(features))
     num_samples, num_parties = sum(num_records), len(num_records)
     num_shares = secure_sum.num_secret_shares
-    plan = Perturbation.of(
-        Objective(loss, num_samples, num_features),
-        regularization,
-        (1 - OUTPUT_SHARE) * epsilon,
-        (1 - OUTPUT_SHARE) * delta,
-    )
+    objective, share = Objective(loss, num_samples, num_features), 1 - OUTPUT_SHARE
+    budget = share * epsilon, share * delta
+    plan = Perturbation.of(objective, regularization, *budget)
     # The secret shares alone have plan.stddev; the shares of all parties have more.
     all_noise = plan.stddev * math.sqrt(num_parties / num_shares)
     least = plan.least_gradient_norm(all_noise)
@@ -160,11 +154,12 @@ def _with_noise(
     gradient_norm: float,
     budget: tuple[float, float],
 ) -> tuple[np.ndarray, float]:
-    """Returns the released params, and the stddev of their noise that stays secret.
+    """Releases party 0's params (d,) with noise of all parties, by a secure sum.
 
-    Party 0's params are the computed minimizer of plan.objective, or NaN, which is then
-    released. Noise hides how far they are from the exact minimizer. all_noise is the
-    stddev of all noise in the objective; `budget` has the run's epsilon and delta.
+    Returns them, and the stddev of the noise that stays secret, which hides how far the
+    computed params are from the exact minimizer of plan.objective. Params of NaN are
+    released as NaN. all_noise is the stddev of all noise in the objective; `budget` has
+    the run's epsilon and delta.
     """
     (objective, convexity), num_shares = plan[:2], secure_sum.num_secret_shares
     num_samples, num_features = objective.num_samples, objective.num_features
@@ -174,7 +169,7 @@ def _with_noise(
     continuous = gaussian_stddev(epsilon, delta, sensitivity=sensitivity)
     slopes = num_samples * objective.loss.derivative_bound
     longest = (slopes + all_noise * (math.sqrt(num_features) + 60)) / convexity
-    step = _power_of_two(continuous / math.sqrt(num_shares)) / _OUTPUT_STEPS
+    step = power_of_two(continuous / math.sqrt(num_shares)) / _OUTPUT_STEPS
     grid = Grid(step, bound=longest)
     stddev = discrete_gaussian_stddev(
         epsilon,
@@ -217,8 +212,8 @@ class _Party:
         fine = 2.0**-44 * self.objective.num_samples * loss.curvature_bound
         curvature = most * loss.curvature_bound
         self.grids = {
-            _GRADIENTS: Grid(_power_of_two(step), bound=slopes),
-            _HESSIAN: Grid(_power_of_two(fine), bound=curvature),
+            _GRADIENTS: Grid(power_of_two(step), bound=slopes),
+            _HESSIAN: Grid(power_of_two(fine), bound=curvature),
         }
 
     def minimizer(self, features: jax.Array, labels: jax.Array) -> np.ndarray:
@@ -239,7 +234,7 @@ class _Party:
             return message[1][0]
 
     def _direct(self) -> np.ndarray:
-        """Returns w with a certified ||grad J(w)|| <= gradient_norm, or NaN."""
+        """Returns w, (d,), with a certified ||grad J(w)|| <= gradient_norm, or NaN."""
         # Only party 0 calls this. Gradients and Hessians of the objective J are sums
         # over all parties.
         # As in `dp_objective_perturbation`, each round tries Newton steps of several
@@ -320,8 +315,3 @@ def _gradients(loss: MarginLoss, chunks: jax.Array, points: jax.Array) -> jax.Ar
 def _hessian(loss: MarginLoss, chunks: jax.Array, point: jax.Array) -> jax.Array:
     weights = loss.curvature(chunks @ point)
     return jnp.einsum("cb,cbd,cbe->de", weights, chunks, chunks)
-
-
-def _power_of_two(value: float) -> float:
-    """Returns the largest power of two that is not above value."""
-    return math.ldexp(0.5, math.frexp(value)[1])

@@ -93,12 +93,8 @@ def dp_objective_perturbation(
     loss = checked_loss(loss, regularization)
     features, labels = gathered(real_pair(features, labels, "labels"))
     output_epsilon, output_delta = OUTPUT_SHARE * epsilon, OUTPUT_SHARE * delta
-    plan = Perturbation.of(
-        Objective(loss, *features.shape),
-        regularization,
-        epsilon - output_epsilon,
-        delta - output_delta,
-    )
+    budget = epsilon - output_epsilon, delta - output_delta
+    plan = Perturbation.of(Objective(loss, *features.shape), regularization, *budget)
     least = plan.least_gradient_norm(plan.stddev)
     if gradient_norm is None:
         gradient_norm = max(1e-8 * plan.convexity, least)

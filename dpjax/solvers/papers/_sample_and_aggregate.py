@@ -17,12 +17,7 @@ from dpjax._types import Key, PyTree, Scalar
 from dpjax.accounting._smooth import largest_smoothness, smooth_gaussian_multiplier
 from dpjax.constraints import L2Ball
 from dpjax.mechanisms import gaussian
-from dpjax.solvers.papers._smooth_center import (
-    least_num_points,
-    num_steps,
-    smooth_center,
-    smooth_weights,
-)
+from dpjax.solvers.papers import _smooth_center
 from dpjax.solvers.training._calibration import check_budget, unsupported
 from dpjax.solvers.training._solution import Solution
 
@@ -109,7 +104,8 @@ def dp_sample_and_aggregate(
     origin, unflatten = flatten(template, "the result of fit_fn")
     setting = float(epsilon), float(delta), origin.size
     smoothness, multiplier = _noise(setting, subsets, spread / diameter)
-    weights = smooth_weights(smoothness, num_steps(num_subsets, overlap))
+    steps = _smooth_center.num_steps(num_subsets, overlap)
+    weights = _smooth_center.smooth_weights(smoothness, steps)
     subset_key, noise_key = jax.random.split(key)
     if vectorize:
         results = _fit_vectorized(fit_fn, subsets, data, subset_key)
@@ -162,8 +158,8 @@ def _template(
     fit_fn: FitFn, data: PyTree, subsets: _Subsets, center: PyTree, vectorize: bool
 ) -> PyTree:
     """Returns the center of the ball onto which results of fit_fn are projected."""
-    # It is `center`, or zeros for None. Shapes and dtypes are those of a result, from
-    # tracing fit_fn, or from center without vectorize; not from data.
+    # It is `center`, or zeros for None, in the shapes and dtypes of a result. They come
+    # from tracing fit_fn, or from center without vectorize; not from data.
     if not vectorize:
         rule = "given if vectorize is False, with the shapes of a result of fit_fn"
         _validate.require(center is not None, "center", center, rule)
@@ -194,10 +190,10 @@ def _noise(
     # `setting` has epsilon, delta, and the size of a result: all is public. Noise is
     # least with this beta if 3/4 of the results are within relative_spread diameters.
     pairs = _tight_pairs(*setting)
-    steps = num_steps(subsets.number, subsets.overlap)
+    steps = _smooth_center.num_steps(subsets.number, subsets.overlap)
     # With K at least enough, the least noise c e^(-beta K) is below the diameter.
     enough = [max(0, math.floor(math.log(c) / beta) + 1) for beta, c in pairs]
-    needed = least_num_points(min(enough), subsets.overlap)
+    needed = _smooth_center.least_num_points(min(enough), subsets.overlap)
     epsilon, delta, size = setting
     rule = (
         f"at least {needed} for {claim(epsilon, delta)}, results of size {size} and "
@@ -268,7 +264,7 @@ def _fit_on_host(
 @partial(jax.jit, static_argnums=0)
 def _release(overlap, results, key, origin, diameter, weights, multiplier):
     """Returns the center of the results with noise, (d,), which may be published."""
-    # `results` have shape (m, d), `origin` is the ball's center, `weights` are those of
+    # `results` have shape (m, d), `origin` is the ball's center, `weights` give
     # the center's smooth sensitivity S, and `multiplier` is stddev / S.
 
     def point_of(result: jax.Array) -> jax.Array:
@@ -277,6 +273,6 @@ def _release(overlap, results, key, origin, diameter, weights, multiplier):
         return L2Ball(0.5).project(jnp.where(jnp.isfinite(offset), offset, 0))
 
     points = jax.vmap(point_of)(results)
-    point, sensitivity = smooth_center(points, weights, overlap=overlap)
+    point, sensitivity = _smooth_center.smooth_center(points, weights, overlap=overlap)
     noisy = gaussian(key, point, stddev=sensitivity * like(multiplier, origin))
     return origin + like(diameter, origin) * noisy

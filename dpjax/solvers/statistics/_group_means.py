@@ -140,12 +140,10 @@ def dp_group_means(
     means = _means(mean_key, counted, (multiplier, rest), reach)
     params["means"], errors["means"] = means
     if quantiles:
+        shares, known = tuple(map(float, quantiles)), reach if bounds else None
+        of_quantiles = multiplier / math.sqrt(_QUANTILES)
         params["quantiles"], errors["quantiles"] = _quantiles(
-            tuple(map(float, quantiles)),
-            quantile_key,
-            counted,
-            multiplier / math.sqrt(_QUANTILES),
-            reach if bounds else None,
+            shares, quantile_key, counted, of_quantiles, known
         )
     for name in params.keys() - {"counts"}:  # back between the bounds
         params[name] = jnp.clip(params[name], -reach, reach) + middle
@@ -164,7 +162,9 @@ class Groups(NamedTuple):
 
 @partial(jax.jit, static_argnums=0)
 def _counted(num_groups, key, samples, indices, middle, reach, multiplier):
-    """Releases the count of each group, and returns standard errors."""
+    """Releases the counts of G groups; returns `Groups`, and standard errors (G,)."""
+    # Samples (n,) of groups `indices` (n,) are clipped to middle ± reach. They do not
+    # count if they are NaN or in no group.
     is_known = ~jnp.isnan(samples) & (indices >= 0) & (indices < num_groups)
     values = jnp.where(is_known, jnp.clip(samples - middle, -reach, reach), 0.0)
     indices = jnp.where(is_known, indices, num_groups).astype("int32")
@@ -187,23 +187,15 @@ def _means(
         multiplier, rest = budget
         return multiplier / math.sqrt(rest * share)
 
-    center, bound = median_and_bound(
-        (size_key, median_key),
-        groups.values,
-        (groups.indices < groups.counts.size).astype(groups.values.dtype),
-        size_multiplier=part(_SIZE),
-        multiplier=part(_MEDIAN),
-    )
+    weights = (groups.indices < groups.counts.size).astype(groups.values.dtype)
+    keys, parts = (size_key, median_key), (part(_SIZE), part(_MEDIAN))
+    center, bound = median_and_bound(keys, groups.values, weights, parts)
     lengths = jnp.abs(_centered(groups, center))
     seen = noisy_size_histogram(length_key, lengths, part(_LENGTHS))
     sums = 1 - _COUNTS - _SIZE - _MEDIAN - _LENGTHS - _SQUARES
-    released = _sums(
-        (sum_key, square_key),
-        groups,
-        (center, bound, reach * (1 + 1e-6)),
-        seen,
-        (part(sums), part(_SQUARES), part(_LENGTHS)),
-    )
+    keys, place = (sum_key, square_key), (center, bound, reach * (1 + 1e-6))
+    multipliers = part(sums), part(_SQUARES), part(_LENGTHS)
+    released = _sums(keys, groups, place, seen, multipliers)
     return _group_means(groups.counts, groups.stddev, released)
 
 
@@ -290,14 +282,10 @@ def _sums(
     # allow, because a few long samples are seldom spread evenly.
     share = jnp.minimum((squares + (_HIDDEN - 1) * stddev) / total, 1.0)
     beyond = jnp.clip(seen.sum_of_squares(0.0, last) / total, 1.0, (last / radius) ** 2)
-    return _Sums(
-        center,
-        is_narrow | is_seen,
-        values,
-        jnp.sum(variances) + taken_off**2 + hidden**2,
-        squares * beyond,
-        num_samples * left_out * share,
-    )
+    is_seen, squares = is_narrow | is_seen, squares * beyond
+    variance = jnp.sum(variances) + taken_off**2 + hidden**2
+    left_out = num_samples * left_out * share
+    return _Sums(center, is_seen, values, variance, squares, left_out)
 
 
 def _squares(
@@ -398,7 +386,8 @@ def _quantiles(
 
 @partial(jax.jit, static_argnums=0)
 def _bisected_quantiles(quantiles, key: Key, groups: Groups, bound, multiplier):
-    """Releases the groups' quantiles (G, Q) within ±bound by bisection, and errors."""
+    """Releases the groups' quantiles (G, Q) within ±bound, and standard errors."""
+    # Each of the Q quantiles of G groups is found by a bisection with noisy counts.
     # `multiplier` is the noise multiplier of all steps together.
     num_groups, counts = groups.counts.size, groups.counts
     num_steps = 2 * len(quantiles) * NUM_MEDIAN_HALVINGS
@@ -430,12 +419,11 @@ def _bisected_quantiles(quantiles, key: Key, groups: Groups, bound, multiplier):
 
     center_key, width_key = _keys.split(key)
     zeros = jnp.zeros((len(quantiles), num_groups), groups.values.dtype)
-    center, off = end_of(
-        center_key,
-        zeros,
-        lambda middle: (middle, middle),
-        lambda below, _, above: requested * above > (1 - requested) * below,
-    )
+
+    def is_low(below: jax.Array, _: jax.Array, above: jax.Array) -> jax.Array:
+        return requested * above > (1 - requested) * below
+
+    center, off = end_of(center_key, zeros, lambda middle: (middle, middle), is_low)
 
     def is_short(below: jax.Array, between: jax.Array, above: jax.Array) -> jax.Array:
         # Both sides must reach: where samples repeat numbers, the quantile of the
@@ -445,12 +433,8 @@ def _bisected_quantiles(quantiles, key: Key, groups: Groups, bound, multiplier):
         return (below > least[0] * total) | (above > least[1] * total)
 
     # The width about each quantile reaches two standard errors of its rank both ways.
-    width, _ = end_of(
-        width_key,
-        zeros + jnp.asarray(bound, zeros.dtype),
-        lambda width: (center - width, center + width),
-        is_short,
-    )
+    widest = zeros + jnp.asarray(bound, zeros.dtype)
+    width, _ = end_of(width_key, widest, lambda x: (center - x, center + x), is_short)
     is_inside = apart < jnp.minimum(requested, 1 - requested)
     is_seen = is_inside & (sizes > _LEAST_COUNT * groups.stddev)[None]
     off = 2 * off  # the last step of the bisection

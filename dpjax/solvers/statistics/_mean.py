@@ -8,13 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from dpjax import _keys, _validate
-from dpjax._sharding import (
-    AxisName,
-    check_key_of_rows,
-    gathered,
-    row_axes,
-    with_auto_axes,
-)
+from dpjax._sharding import AxisName, check_key_of_rows, row_axes, with_auto_axes
 from dpjax._tree import Static, arrays, as_float, like, num_coordinates, split
 from dpjax._types import Key, PyTree, Scalar
 from dpjax.batching import Full
@@ -22,6 +16,7 @@ from dpjax.estimators import Clipping, Estimator
 from dpjax.solvers.statistics._moments import noisy_second_moments, whitening
 from dpjax.solvers.statistics._noisy_mean import SetClipping, noisy_mean, one_gaussian
 from dpjax.solvers.statistics._noisy_quantile import (
+    NUM_MEDIAN_HALVINGS,
     SizeHistogram,
     median_and_bound,
     noisy_quantile,
@@ -46,7 +41,6 @@ _LEAST, _MOST, _MOST_CENTER = 0.005, 0.05, 0.1  # limits of the shares of the bu
 _RADIUS, _MOMENTS, _LENGTHS, _SQUARES = 0.025, 0.08, 0.06, 0.04
 _LENGTHS_ALONE = 0.2  # for a single column, which needs no moments
 _NUM_SKIPPED = 2  # bins that seem empty, below one with much of the mean
-_NUM_HALVINGS = 20
 _SCALED_BEYOND = 0.02  # share of the records beyond the scale of a column
 _BEYOND_RADIUS = 0.5  # share of the records; second moments need only show a shape
 # The share of records beyond the first layer, and the number beyond the last layer, in
@@ -190,14 +184,12 @@ def _geometric_median(
     """
     *round_keys, length_key, steps_key = _keys.split(key, 4)
     place = Round.of(round_keys, samples, multipliers, axis_name)
-    lengths = gathered(jnp.sqrt(jnp.sum(place.rows**2, axis=1)))
+    lengths = jnp.sqrt(jnp.sum(place.rows**2, axis=1))
     seen = noisy_size_histogram(length_key, lengths, multipliers.lengths)
     length = seen.quantile(0.0, 0.5).astype(place.rows.dtype)
+    multiplier = multipliers.mean * math.sqrt(_NUM_STEPS)
     release = privatize(
-        Clipping(1.0),
-        noise_multiplier=multipliers.mean * math.sqrt(_NUM_STEPS),
-        key=steps_key,
-        axis_name=axis_name,
+        Clipping(1.0), noise_multiplier=multiplier, key=steps_key, axis_name=axis_name
     )
 
     # theta <- theta + eta_t L (mean of unit vectors from theta + noise). The Hessian of
@@ -238,7 +230,7 @@ class Shares(NamedTuple):
         """Returns each release's share of the budget, for the mean of (n, d) samples.
 
         Sizes, centers and scales of columns get just enough for little noise; the mean
-        has the rest. `noise_multiplier` is that of all releases together.
+        has the rest. `noise_multiplier` is for all releases together.
         """
         num_samples, d = shape
         unit = noise_multiplier / num_samples
@@ -248,7 +240,7 @@ class Shares(NamedTuple):
             return min(max(share, _LEAST), most)
 
         sizes = needed(d, _SIZE_NOISE, _MOST)
-        centers = needed(2 * _NUM_HALVINGS * d, _CENTER_NOISE, _MOST_CENTER)
+        centers = needed(2 * NUM_MEDIAN_HALVINGS * d, _CENTER_NOISE, _MOST_CENTER)
         scales = needed(d, _SCALE_NOISE, _MOST) if d > 1 else None
         # Second moments are released unless noise hides their usual eigenvalue, 1.
         edge = math.sqrt(2 * d) * math.sqrt(2) * d * unit / math.sqrt(_MOMENTS)
@@ -272,17 +264,14 @@ def untuned_mean(
 ) -> tuple[jax.Array, jax.Array, dict[str, Scalar]]:  # mean, errors, stats
     """Releases the mean (d,) of rows (n, d), its standard errors (d,), and stats.
 
-    1. Each column gets a size, from a histogram of exponents, a median within four
-       sizes, and a scale of the distances from the median.
-    2. Second moments of rows in those units give coordinates z of equal spread.
-    3. The mean of z is released in layers. With |z| the length of a row, and radii 0 =
-       C_0 < C_1 < C_2 < C_3 from a histogram of lengths, layer j adds the part
+    Medians, scales and second moments of columns give coordinates z of equal spread
+    (`Round`), whose mean is released in layers. With |z| the length of a row, and radii
+    0 = C_0 < C_1 < C_2 < C_3 from a histogram of lengths, layer j adds the part
 
-           z / |z| · min(max(|z| - C_(j-1), 0), C_j - C_(j-1)),
+        z / |z| · min(max(|z| - C_(j-1), 0), C_j - C_(j-1)),
 
-       and all layers together make the row clipped to length C_3. A fifth of all rows
-       are longer than C_1, and few are than C_3. Outer layers have most of the noise,
-       and often a mean near zero, so they are shrunk toward zero (James and Stein).
+    and all layers together make the row clipped to length C_3. Outer layers have most
+    of the noise, and often a mean near zero, toward which they are shrunk.
 
     Privacy:
         As one Gaussian mechanism of the noise multiplier, under replace-one. Each
@@ -296,11 +285,9 @@ def untuned_mean(
     place = Round.of(round_keys, samples, multipliers, axis_name)
     z, bounds = place.rows, place.bounds
     lengths = jnp.sqrt(jnp.sum(z**2, axis=1))
+    num_skipped = _NUM_SKIPPED if d == 1 else 0
     seen = noisy_size_histogram(
-        length_key,
-        gathered(lengths),
-        multipliers.lengths,
-        num_skipped=_NUM_SKIPPED if d == 1 else 0,
+        length_key, lengths, multipliers.lengths, num_skipped=num_skipped
     )
     ends = radii_of(seen, multipliers.mean, num_samples, d)
     radii, left_out = (x.astype(z.dtype) for x in ends)
@@ -354,14 +341,9 @@ class Round(NamedTuple):
         size_key, median_key, scale_key = _keys.split(place_key, 3)
         num_samples, d = samples.shape
         samples = jnp.where(jnp.isnan(samples), 0.0, samples)
-        columns = gathered(samples)
-        centers, bounds = median_and_bound(
-            (size_key, median_key),
-            columns,
-            jnp.ones(len(columns), columns.dtype),
-            size_multiplier=multipliers.sizes,
-            multiplier=multipliers.centers,
-        )
+        weights = jnp.ones(num_samples, samples.dtype)
+        both, parts = (size_key, median_key), (multipliers.sizes, multipliers.centers)
+        centers, bounds = median_and_bound(both, samples, weights, parts)
         scales = jnp.ones_like(centers)
         if multipliers.scales is not None:
             quantile = partial(
@@ -369,7 +351,7 @@ class Round(NamedTuple):
                 num_above=_SCALED_BEYOND * num_samples,
                 noise_multiplier=multipliers.scales * math.sqrt(d),
             )
-            distances = jnp.abs(columns - centers[None])
+            distances = jnp.abs(samples - centers[None])
             each_key = jax.random.split(scale_key, d)
             scales = jax.vmap(quantile, (0, 1))(each_key, distances)
         z = (jnp.clip(samples, -_LARGEST, _LARGEST) - centers[None]) / scales[None]
@@ -378,16 +360,12 @@ class Round(NamedTuple):
         radius_key, moments_key = _keys.split(moments_key)
         radius = noisy_quantile(
             radius_key,
-            gathered(jnp.sqrt(jnp.sum(z**2, axis=1))),
+            jnp.sqrt(jnp.sum(z**2, axis=1)),
             share_above=_BEYOND_RADIUS,
             noise_multiplier=multipliers.radius,
         )
         moments, stddev = noisy_second_moments(
-            moments_key,
-            z,
-            radius=radius,
-            noise_multiplier=multipliers.moments,
-            axis_name=axis_name,
+            moments_key, z, radius, multipliers.moments, axis_name
         )
         matrix = whitening(moments, stddev).matrix
         rows = jnp.matmul(z, matrix, precision="highest")
@@ -413,8 +391,8 @@ def radii_of(
     first = seen.quantile(0.0, _BEYOND_FIRST)
     # The last radius follows from a Pareto tail, because few records are beyond it.
     size, number, index = seen.tail()
-    wanted = _BEYOND_LAST * 2 * multiplier * math.sqrt(d)
-    reach = jnp.maximum(number / wanted, 1.0) ** (1 / index)
+    requested = _BEYOND_LAST * 2 * multiplier * math.sqrt(d)
+    reach = jnp.maximum(number / requested, 1.0) ** (1 / index)
     last = jnp.maximum(size * jnp.minimum(reach, _FARTHEST), 1.05 * first)
     passing = number * (size / last) ** index / num_samples
     middle = jnp.sqrt(first * last)

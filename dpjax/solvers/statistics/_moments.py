@@ -37,7 +37,6 @@ class Whitening(NamedTuple):
 def noisy_second_moments(
     key: Key,
     features: jax.Array,
-    *,
     radius: Scalar,  # R, public or released
     noise_multiplier: Scalar,  # stddev / l2 sensitivity
     axis_name: AxisName | None,  # mesh axes of the rows

@@ -67,9 +67,9 @@ def one_gaussian(
 ) -> tuple[float, PrivacyGuarantee]:  # multiplier, guarantee
     """Returns the multiplier and guarantee of Gaussian releases that share a budget.
 
-    The multiplier, stddev / sensitivity, is that of one release with all of it. With
-    share s it is total / sqrt(s); shares add up to 1. `unit` names what is protected.
-    With `num_releases` it is that of each of so many equal releases.
+    The multiplier, stddev / sensitivity, is for one release with the whole budget, or
+    for each of `num_releases` equal releases. A release with the share s of the budget
+    needs multiplier / sqrt(s). `unit` names what is protected.
     """
     releases = Sampling(num_steps=num_releases)
     multiplier = noise_multiplier(epsilon, delta, releases)

@@ -52,11 +52,9 @@ def noisy_quantile(
     """Releases a number that about `num_above` of the magnitudes (n,) exceed.
 
     It serves as clip norm or scale. Records are counted in bins of a factor of two; NaN
-    counts as zero. The data end at the highest bin with a significant noisy count.
-    Noisy counts are added from there down until they reach `num_above`, plus the share
-    of the records in all bins but the first, and the number is interpolated within that
-    bin. If the noise hides so few records, the number is the end of the data; it is 1
-    if no bin is significant, as for standardized data.
+    counts as zero. Noisy counts are added from the highest significant bin down until
+    they reach `num_above` plus the share, and the number is interpolated within that
+    bin. It is 1 if no bin is significant, as for standardized data.
 
     Privacy:
         A Gaussian mechanism of the noise multiplier under replace-one: replacing a
@@ -100,14 +98,8 @@ def noisy_size_histogram(
     """
     # Of three programs, the long one for noise is compiled once for all n.
     counts, stddevs = _counts(magnitudes, noise_multiplier)
-    return _histogram(gaussian_of_padded(key, counts, stddevs), stddevs, num_skipped)
-
-
-@partial(jax.jit, static_argnums=2)
-def _histogram(
-    noisy: jax.Array, stddevs: jax.Array, num_skipped: int = 0
-) -> "SizeHistogram":
-    return SizeHistogram.of(noisy[:_NUM_BINS], stddevs[0], num_skipped)
+    noisy = gaussian_of_padded(key, counts, stddevs)
+    return SizeHistogram.of(noisy, stddevs, num_skipped)
 
 
 class SizeHistogram(NamedTuple):
@@ -119,13 +111,14 @@ class SizeHistogram(NamedTuple):
     above: jax.Array  # noisy number of records from a bin up to the top
 
     @classmethod
+    @partial(jax.jit, static_argnums=(0, 3))
     def of(
-        cls, noisy: jax.Array, stddev: jax.Array, num_skipped: int = 0
+        cls, noisy: jax.Array, stddevs: jax.Array, num_skipped: int
     ) -> "SizeHistogram":
-        """Returns a histogram, with its top bin and the counts from each bin upward.
-
-        `noisy` are released counts in ascending bins; see `noisy_size_histogram`.
-        """
+        """Returns a histogram from released counts and the stddevs of their noise."""
+        # Both are padded, as from `_counts`. It passes over num_skipped bins that seem
+        # empty before it ends: see `noisy_size_histogram`.
+        noisy, stddev = noisy[:_NUM_BINS], stddevs[0]
         index = jnp.arange(noisy.size, dtype="int32")
         stands_out = noisy > _SIGNIFICANT * stddev
         top = jnp.max(jnp.where(stands_out, index, -1))
@@ -208,8 +201,8 @@ def noisy_bound(
 
 @jax.jit
 def _bound(key: Key, magnitudes: jax.Array, stddev: Scalar, least: Scalar) -> jax.Array:
-    """Returns a bound that few magnitudes (n,) exceed, by bisecting its exponent."""
-    # `stddev` is that of a count's noise. About `least` or more magnitudes exceed it.
+    """Releases a bound that few magnitudes (n,) exceed, by bisecting its exponent."""
+    # `stddev` is for the noise of a count. About `least` or more magnitudes exceed it.
     dtype = magnitudes.dtype
     stddev, least = jnp.asarray(stddev, "float32"), jnp.asarray(least, "float32")
 
@@ -222,11 +215,8 @@ def _bound(key: Key, magnitudes: jax.Array, stddev: Scalar, least: Scalar) -> ja
         requested = stddev * jnp.where(is_last, _ABOVE, _CLEARLY_ABOVE)
         return noisy > jnp.maximum(requested, least)
 
-    middle = jnp.float32((_LOWEST + _HIGHEST) / 2)
-    half = jnp.float32((_HIGHEST - _LOWEST) / 4)
-    middle, half = bisected(
-        key, (middle, half), above, is_higher, _NUM_HALVINGS, stddev
-    )
+    start = jnp.float32((_LOWEST + _HIGHEST) / 2), jnp.float32((_HIGHEST - _LOWEST) / 4)
+    middle, half = bisected(key, start, above, is_higher, _NUM_HALVINGS, stddev)
     return jnp.exp2(middle + half).astype(dtype)  # within the upper half
 
 
@@ -269,7 +259,7 @@ def noisy_excess(
 
     `Excess` has a ratio that corrects a mean of vectors clipped to C, and its error. If
     a share r of those above C / 2 is above C, the index is log2(1 / r), and the mean of
-    (x - C)+ is 2 r / (1 - 2 r), the ratio, times that of clip(x, C / 2, C) - C / 2.
+    (x - C)+ is 2 r / (1 - 2 r), the ratio, times the mean of clip(x, C / 2, C) - C / 2.
 
     Privacy:
         A Gaussian mechanism of the noise multiplier under replace-one, of the numbers
@@ -324,9 +314,7 @@ def median_and_bound(
     keys: tuple[Key, Key],  # for bounds, and for medians
     values: jax.Array,
     weights: jax.Array,  # (n,); zero: does not count
-    *,
-    size_multiplier: float,  # of bounds
-    multiplier: float,  # of medians
+    multipliers: tuple[float, float],  # noise of bounds, and of medians
 ) -> tuple[jax.Array, jax.Array]:  # medians, bounds
     """Releases medians of values (n,) or columns (n, d), and bounds of their search.
 
@@ -339,6 +327,7 @@ def median_and_bound(
         multiplier.
     """
     quantile = partial(noisy_quantile, share_above=_WITHIN)
+    size_multiplier, multiplier = multipliers
     absolute = jnp.abs(values)
     if values.ndim == 1:
         size = quantile(keys[0], absolute, noise_multiplier=size_multiplier)
@@ -358,7 +347,7 @@ def _median(
     key: Key, values: jax.Array, weights: jax.Array, bound: Scalar, stddev: Scalar
 ) -> jax.Array:
     """Releases medians of values within ±bound, (n,) or (n, d), by bisection."""
-    # `stddev` is that of each count's noise. Records of weight zero do not count.
+    # `stddev` is for the noise of each count. Records of weight zero do not count.
     is_counted = jnp.expand_dims(weights > 0, tuple(range(1, values.ndim)))
 
     def excess(middle: jax.Array) -> jax.Array:

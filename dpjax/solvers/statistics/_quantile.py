@@ -271,6 +271,9 @@ def _halved(ranks, quantiles, mechanism, key, samples, edges, epsilon):
     middles = jnp.arange(1, up_to.size, 2, dtype="int32")
 
     def divide(ends: jax.Array, node: jax.Array) -> tuple[jax.Array, None]:
+        """Returns ends with the cell that is chosen for a quantile, and None."""
+        # A node has the indices of the quantile and of the quantiles on both sides of
+        # it, whose cells are in `ends` already.
         low, index, high = node
         start, end = ends[low], ends[high]
 
@@ -285,7 +288,7 @@ def _halved(ranks, quantiles, mechanism, key, samples, edges, epsilon):
         is_inside = (middles >= start) & (middles <= end)
         scores = jnp.where(is_inside, _scores(balance(lower), balance(upper)), -jnp.inf)
         # A record moves the balance of one part by 2, or of two parts by 1 each: scores
-        # are twice those of one quantile, and have twice the range.
+        # are twice as large as for one quantile, and have twice the range.
         own_key = jax.random.fold_in(key, index)
         chosen = choose(mechanism, own_key, scores, epsilon / 2)
         return ends.at[index].set(middles[chosen]), None
@@ -312,7 +315,9 @@ def _nodes(low: int, high: int) -> list[tuple[int, int, int]]:
 
 
 def _slopes(centers: jax.Array, ranks: np.ndarray, is_known: jax.Array) -> jax.Array:
-    """Returns half of what each quantile (m,) changes with its rank, for its width."""
+    """Estimates half of the change of each quantile (m,) if its rank changes by 1."""
+    # It is the unit of the width of an interval, from the gaps between the released
+    # quantiles `centers`, of `ranks`; gaps at quantiles that are not known count zero.
     if len(ranks) == 1:
         return jnp.zeros_like(centers)
     # Samples may repeat the number of some quantiles, so that farther gaps count too.
@@ -395,6 +400,7 @@ def _width_scores(
     )
 
     def spare(of_one: tuple[jax.Array, ...]) -> jax.Array:
+        """Returns by how many samples each half width exceeds what a quantile needs."""
         center, unit, apart, is_known, rank, level, other = of_one
         away = (samples - center) / unit
         up_to = num_up_to(away, edges, level)
@@ -473,7 +479,6 @@ def check_countable(num_samples: int) -> None:
 def _counted(
     key: Key, samples: jax.Array, edges: jax.Array, multiplier: Scalar
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    samples = gathered(samples)
     bins = jnp.searchsorted(edges[1:-1], samples, side="left")
     known = (~jnp.isnan(samples)).astype("int32")
     counts = jnp.zeros(edges.size - 1, "int32").at[bins].add(known)
@@ -504,20 +509,15 @@ def private_edges(key: Key, samples: jax.Array, multiplier: float) -> jax.Array:
     the samples outside. They cost a tenth of the budget of `multiplier`.
     """
     size_key, median_key, distance_key = _keys.split(key, 3)
-    known = ~jnp.isnan(gathered(samples))
-    values = jnp.where(known, gathered(samples), 0.0)
-    median, _ = median_and_bound(
-        (size_key, median_key),
-        values,
-        known.astype(values.dtype),
-        size_multiplier=multiplier / math.sqrt(_SIZE),
-        multiplier=multiplier / math.sqrt(_MEDIAN),
-    )
+    known = ~jnp.isnan(samples)
+    values = jnp.where(known, samples, 0.0)
+    weights, keys = known.astype(values.dtype), (size_key, median_key)
+    multipliers = multiplier / math.sqrt(_SIZE), multiplier / math.sqrt(_MEDIAN)
+    median, _ = median_and_bound(keys, values, weights, multipliers)
+    distances = jnp.where(known, jnp.abs(values - median), 0.0)
+    multiplier /= math.sqrt(_DISTANCE)
     reach = noisy_quantile(
-        distance_key,
-        jnp.where(known, jnp.abs(values - median), 0.0),
-        share_above=_BEYOND,
-        noise_multiplier=multiplier / math.sqrt(_DISTANCE),
+        distance_key, distances, share_above=_BEYOND, noise_multiplier=multiplier
     )
     return _round_edges(median, reach)
 

@@ -243,21 +243,17 @@ def _released(
     *,
     is_centered: bool = True,
 ) -> _Scales:
-    """Releases a center and a scale of each column, (k,), for standardizing.
+    """Releases a center and a scale of each column, (k,), as `dp_center_and_scale`.
 
     1. A histogram of the number of nonzero cells of a row gives b, which few rows
        exceed. Rows with more cells count less.
-    2. A histogram of binary exponents of each column, without zeros and NaN. If three
-       adjacent bins exceed the noise, the column's size is the 75 percent quantile of
-       the bins that do.
+    2. A histogram of binary exponents of each column gives its size, if three adjacent
+       bins exceed the noise.
     3. If half of the records have about that size, the mean of numbers clipped to 1.5
-       sizes is the center. Other columns, and columns with a mean within half a size of
-       zero, have the center zero and the size as their scale.
-    4. Centered columns have the 97 percent quantile of differences from the mean as
-       their scale.
-    5. Steps 3 and 4 are repeated about the center and in the scale. The error of a mean
-       is in proportion to the clipping size: if a column's spread is far below its
-       mean, the first distances are mostly that error.
+       sizes is the center, unless it is within half a size of zero.
+    4. A histogram of differences from the center gives the scale of such columns.
+    5. Steps 3 and 4 are repeated about the center and in the scale, because the error
+       of a mean is in proportion to the size at which numbers are clipped.
 
     Privacy:
         One Gaussian mechanism of the noise multiplier under replace-one. A row with m
@@ -325,7 +321,8 @@ def _num_away(scales: _Scales) -> jax.Array:
 def _entries(
     counts: jax.Array, unit: int, sensitivity: Scalar, multiplier: Scalar
 ) -> tuple[Unrounded, jax.Array]:
-    """Returns exact padded integers over `unit`, and the stddevs of their noise."""
+    """Returns integer counts over `unit`, exact, and the stddevs of their noise."""
+    # Both are padded with zeros, as `gaussian_of_padded` takes them.
     parts = (x.astype("float32") / unit for x in (counts >> 12 << 12, counts & 4095))
     entries = Unrounded(*map(padded, two_sum(*parts)))
     stddev = ROUNDED_UP * jnp.asarray(multiplier, "float32") * sensitivity
@@ -357,7 +354,7 @@ def _most_cells(
 ) -> jax.Array:
     """Returns b, a number of nonzero cells (entries) that few of the rows exceed."""
     # It follows from noisy counts of rows by this number, with noise of `stddevs`, and
-    # bounds the sensitivity of `_exponents`. `shape` is that of the columns.
+    # bounds the sensitivity of `_exponents`. `shape` is the columns' shape.
     edges = _edges_of(shape[1])
     bins = jnp.arange(len(edges))
     is_above = bins[None] > bins[:, None]
@@ -468,7 +465,7 @@ def _centered(num_samples: int, scales: _Scales, noisy: jax.Array) -> _Scales:
 
 
 def released(key: Key, values: np.ndarray, stddev: float) -> np.ndarray:
-    """Releases counts, such as those of labels, with Gaussian noise of a given stddev.
+    """Releases counts, such as counts of labels, with Gaussian noise of a given stddev.
 
     `values` have any shape. They are clipped to 2^24, up to which float32 is exact.
     """

@@ -25,10 +25,8 @@ class Checkpoint(NamedTuple):
 
     A run that finds its own state in the folder resumes from it: after a kill the same
     call returns the same parameters, bit for bit on the same machine, and draws its
-    noise once. Even before its first step a run claims the folder, which then belongs
-    to this run alone, and to one process at a time. A new state is written completely
-    before the last state is removed. The state of a finished run stays, and the same
-    call returns the same release from it.
+    noise once. Even before its first step a run claims the folder, for one process at a
+    time. The state of a finished run stays, and the same call returns the same release.
 
     Several processes of `jax.distributed` save together, into one folder that all of
     them see. A run resumes only on as many processes and devices as it had.
@@ -118,7 +116,7 @@ def identity(
 ) -> dict[str, str]:
     """Returns digests by name, which tell whether a saved state belongs to this run."""
     # `program` is the text of the compiled steps, `arguments` are the pytrees that they
-    # read, and `devices` those of all processes, () for a single process.
+    # read, and `devices` the devices of all processes, () for a single process.
     used = {
         device
         for leaf in jax.tree.leaves(dict(arguments))
@@ -176,21 +174,17 @@ def _as(like: Any, arrays: _store.Arrays, i: int) -> Any:
     # `arrays` has this process's shards of all leaves: "i.j" is shard j of leaf i.
     bits = _without_key(like)
     pieces = [arrays[f"{i}.{j}"] for j, _ in enumerate(_pieces(bits))]
-    joined = pieces[0]
+    joined, place = pieces[0], (bits.shape, bits.sharding)
     if not like.committed:
         leaf = jnp.asarray(joined)
     elif bits.is_fully_addressable or bits.is_fully_replicated:
-        leaf = jax.make_array_from_callback(
-            bits.shape, bits.sharding, lambda index: joined[index]
-        )
+        leaf = jax.make_array_from_callback(*place, lambda index: joined[index])
     else:
         shards = [
             jax.device_put(piece, shard.device)
             for piece, shard in zip(pieces, _shards(bits), strict=True)
         ]
-        leaf = jax.make_array_from_single_device_arrays(
-            bits.shape, bits.sharding, shards
-        )
+        leaf = jax.make_array_from_single_device_arrays(*place, shards)
     if not is_key(like):
         return leaf
     return jax.random.wrap_key_data(leaf, impl=jax.random.key_impl(like))

@@ -134,7 +134,10 @@ class Curves:
         return jnp.concatenate([self.slopes, heights])
 
     def _factors(self, column: int, grid: ArrayLike) -> tuple[jax.Array, jax.Array]:
-        """Returns the indices in `_flat` that a curve adds up, and factors (m, ...)."""
+        """Returns indices (p,) of coefficients in `_flat`, and their factors (m, p).
+
+        The column's curve at the m numbers of `grid` is the factors times coefficients.
+        """
         num_columns = len(self.slopes)
         rule = f"the index of a column, from 0 to {num_columns - 1}"
         is_fine = isinstance(column, int | np.integer) and 0 <= column < num_columns

@@ -76,11 +76,6 @@ class Batches(NamedTuple):
         """Returns the public number by which a sum over a batch is divided."""
         return self.start.batching.divisor(self.start.num_samples, self.start.num_steps)
 
-    @property
-    def is_sampled(self) -> bool:
-        """Tells whether batches are drawn at random."""
-        return self.start.batching.is_sampled
-
 
 @dataclass(frozen=True, kw_only=True)
 class OptaxStep(abc.ABC):
@@ -108,7 +103,7 @@ class OptaxStep(abc.ABC):
             estimator,
             noise_multiplier=Static.value_of(noise_multiplier),
             key=cast(Key, self.key),
-            sampled=batches.is_sampled,
+            sampled=batches.start.batching.is_sampled,
             **how,
             **options,
         )
@@ -128,11 +123,10 @@ class OptaxStep(abc.ABC):
         warn_of_rows(self.loss_fn, params, batch, self.batches.start.num_samples)
         size = self.batches.microbatch_size
         grad_fn = streamed_grad(self.loss_fn, microbatch_size=size)
-        updates, state = optax.with_extra_args_support(self.optimizer(params)).update(
-            cast(Any, grad_fn(params, batch)),
-            state,
-            params,
-            is_padding_example=is_padding_example,
+        grads = cast(Any, grad_fn(params, batch))
+        optimizer = optax.with_extra_args_support(self.optimizer(params))
+        updates, state = optimizer.update(
+            grads, state, params, is_padding_example=is_padding_example
         )
         return optax.apply_updates(params, updates), state
 
@@ -168,7 +162,7 @@ class PrivateStep(OptaxStep):
             self.batches.divisor,
             num_coordinates,
             self.relation,
-            is_sampled=self.batches.is_sampled,
+            is_sampled=self.batches.start.batching.is_sampled,
         )
 
     def stddev(self, num_coordinates: int) -> Scalar:
@@ -240,8 +234,8 @@ def observed(
             )
             noise = _norm(norms)
         seen = _norm(updates), noise
-        told = extra_args | {"noise_stddev": noise_stddev, "noise_norm": noise}
-        updates, following = optimizer.update(updates, state.optimizer, params, **told)
+        extra = extra_args | {"noise_stddev": noise_stddev, "noise_norm": noise}
+        updates, following = optimizer.update(updates, state.optimizer, params, **extra)
         return updates, Observed(following, *seen)
 
     return optax.GradientTransformationExtraArgs(init, update)
@@ -367,7 +361,7 @@ def _saved(execution, step, traced, arguments, devices):
     """Returns the last params and optax state of a run that a checkpoint saves."""
     # It saves the carry of `_run` after each part, and resumes from a saved carry.
     # `traced` has params, data and key; `arguments` also the fields of step; `devices`
-    # are those of all processes, () for one process.
+    # are the devices of all processes, () for one process.
     checkpoint, callback = execution.checkpoint, execution.callback
     num_steps = step.batches.start.num_steps
     rule = "None under jit, vmap and grad, where nothing can be saved"

@@ -342,7 +342,7 @@ class PrivateTraining:
             num_params: how many parameters are trained.
 
         Raises:
-            ValueError: If the noise follows the data, as that of a trimmed mean does.
+            ValueError: If the noise depends on the data, as for a trimmed mean.
         """
         _validate.count(num_params=num_params)
         return float(self._base.relative_norm(num_params))

@@ -119,8 +119,8 @@ class Solution:
 
         Rows of features give intervals for the predictions of `predict`, though not for
         new targets; the row (1, -1, 0) gives one for a difference. Standard errors of
-        sums follow from those of the params and from correlations, so that intervals
-        cost no privacy, and cover what those of `interval` cover.
+        sums follow from the params' errors and correlations, so that these intervals
+        cost no privacy, and cover what the intervals of `interval` cover.
 
         Args:
             matrix: shape (m, d), a row of factors of the d coefficients for each sum.
@@ -209,11 +209,8 @@ class Solution:
             >>> privacy = PrivacyGuarantee.non_private()
             >>> solution = Solution(curves, privacy, {}, errors, jnp.eye(4))
             >>> grid, lower, upper = solution.bands()[0]
-            >>> for place, low, high in zip(grid[1:4], lower[1:4], upper[1:4]):
-            ...     print(f"{place:2.0f}: {low:.1f} to {high:.1f}")
-            -1: 0.8 to 1.2
-             0: 0.0 to 0.0
-             1: 1.0 to 3.0
+            >>> print(grid[1:4], lower[1:4].round(1), upper[1:4].round(1))
+            [-1.  0.  1.] [0.8 0.  1. ] [1.2 0.  3. ]
         """
         shapes, curves, errors = self.shapes(), self.params, self.standard_errors
         num = sum(len(grid) for grid, _ in shapes.values())
@@ -227,7 +224,7 @@ class Solution:
 def _half_width(
     errors: PyTree | None, level: float, simultaneous: bool, num: int
 ) -> float:
-    """Returns half of the width of `num` intervals in standard errors."""
+    """Returns z, where each of `num` intervals reaches z standard errors both ways."""
     # If they are simultaneous, each may miss with probability (1 - level) / num, as
     # the probability of any miss is at most the sum of all probabilities.
     _validate.probability(level=level)
