@@ -8,6 +8,7 @@ Pages under `generated/` are written here from the package and the repository's 
 import os
 import re
 import sys
+import tomllib
 from pathlib import Path
 
 from docutils import nodes
@@ -53,13 +54,19 @@ nb_execution_raise_on_error = True
 nb_ipywidgets_js = {}  # no notebook has widgets, and they come from another host
 
 html_math_renderer = "mathml"
-html_theme = "sphinx_book_theme"  # without an edit link: pages are also generated
+html_theme = "sphinx_book_theme"
 html_title = f"dpjax {version}"
 html_favicon = "static/favicon.svg"
 toc_object_entries_show_parents = "hide"
 html_theme_options = {"navbar_persistent": [], "extra_footer": "Licence: Apache-2.0"}
 html_theme_options |= {"show_navbar_depth": 1, "show_toc_level": 2}
 html_theme_options |= {f"use_{x}_button": False for x in ("download", "fullscreen")}
+# Links to the repository, once `pyproject.toml` names a host that is no placeholder.
+_URLS = tomllib.loads((HERE.parent / "pyproject.toml").read_text())["project"]["urls"]
+if ".invalid" not in _URLS["Repository"]:
+    html_theme_options |= {"repository_url": _URLS["Repository"]}
+    html_theme_options |= {"path_to_docs": "docs", "repository_branch": "main"}
+    html_theme_options |= {f"use_{x}_button": True for x in ("repository", "edit_page")}
 html_sidebars = {"_modules/**": ["navbar-logo.html", "search-button-field.html"]}
 html_static_path = ["static"]
 html_css_files = ["site.css"]
@@ -76,6 +83,7 @@ def setup(app):
     app.connect("autodoc-skip-member", _skipped)
     app.connect("autodoc-process-docstring", _escaped, priority=400)  # napoleon: 500
     app.connect("missing-reference", _linked)
+    app.connect("html-page-context", _without_edit_link)
 
 
 def _formula(self, node):
@@ -86,6 +94,12 @@ def _formula(self, node):
         raise ValueError(f"no MathML for all of {node.astext()}")
     self.body.append(f'<div class="math">{shown}</div>' if is_block else shown)
     raise nodes.SkipNode
+
+
+def _without_edit_link(app, page, template, context, doctree):
+    """Leaves out the link to a source that is written when the site is built."""
+    if page.startswith("generated/"):
+        context["page_source_suffix"] = ""  # what the theme asks for
 
 
 def _skipped(app, what, name, value, skip, options):

@@ -82,16 +82,18 @@ def _place(path: Path) -> tuple[Any, ...]:
 
 
 @contextlib.contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
+def replacing(path: Path, *, is_secret: bool = False) -> Iterator[BinaryIO]:
     """Yields a file to write, which gets the name `path` when the block succeeds.
 
     If the block fails, the temporary file is removed and an existing file stays. A new
-    file keeps the mode of the old one. If the path is a link, the file replaces the
-    link, not its target. The temporary name is random, so nobody can predict it.
+    file keeps the mode of the old one, but only its owner can read a secret one. If the
+    path is a link, the file replaces the link, not its target. The temporary name is
+    random, so nobody can predict it.
     """
     partial = path.with_name(f".{path.name}.{secrets.randbits(64)}.part")
     path.parent.mkdir(parents=True, exist_ok=True)
     mode = path.stat().st_mode & 0o777 if path.exists() else None
+    mode = 0o600 if is_secret else mode
     # O_EXCL fails if the file exists, even as a link that somebody else has put there.
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
     descriptor = os.open(partial, flags, 0o666 if mode is None else mode)
@@ -108,10 +110,12 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
             partial.unlink()
 
 
-def write_whole(path: Path, content: bytes, *, name: str = "file") -> None:
+def write_whole(
+    path: Path, content: bytes, *, name: str = "file", is_secret: bool = False
+) -> None:
     """Writes a file completely or not at all; an `OSError` tells its option, `name`."""
     try:
-        with replacing(path) as file:
+        with replacing(path, is_secret=is_secret) as file:
             file.write(content)
     except OSError as why:
         raise OSError(f"{name} {path} could not be written to: {why}.") from why

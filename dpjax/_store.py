@@ -71,7 +71,8 @@ class Store(NamedTuple):
             part.mkdir(mode=0o700)
         self._of_all(0)  # waits for all processes
         content = packed(arrays, self.run)
-        _files.write_whole(part / self._piece, content, name=self.option)
+        path = part / self._piece
+        _files.write_whole(path, content, name=self.option, is_secret=True)
         sync(part)
         self._of_all(0)
         if self._is_first:
@@ -209,11 +210,22 @@ def packed(arrays: Arrays, run: Mapping[str, str]) -> bytes:
 
 
 def unpacked(path: Path) -> tuple[dict[str, str], dict[str, np.ndarray]]:
-    """Returns the run's digests and the arrays of a file that `packed` made."""
-    with np.load(path, allow_pickle=False) as saved:
-        run, kinds = json.loads(saved["arr_0"].tobytes())
-        arrays = {
-            name: np.frombuffer(saved[f"arr_{i}"].tobytes(), np.dtype(dtype))
-            for i, (name, (dtype, _)) in enumerate(kinds.items(), 1)
-        }
-    return run, {name: x.reshape(kinds[name][1]) for name, x in arrays.items()}
+    """Returns the run's digests and the arrays of a file that `packed` made.
+
+    Raises `ValueError` for another or a damaged file, without its secret content.
+    """
+    try:
+        with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as saved:
+            run, kinds = json.loads(saved["arr_0"].tobytes())
+            arrays = {
+                name: np.frombuffer(
+                    saved[f"arr_{i}"].tobytes(), np.dtype(dtype)
+                ).reshape(shape)
+                for i, (name, (dtype, shape)) in enumerate(kinds.items(), 1)
+            }
+        return dict(run), arrays
+    except OSError:
+        raise
+    except Exception:  # zipfile, NumPy and json raise errors of many types
+        rule = "a file that a run has written in full"
+        raise ValueError(f"checkpoint must have {rule}, got {str(path)!r}.") from None

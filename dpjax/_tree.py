@@ -92,7 +92,7 @@ def narrowed(array: np.ndarray, *, copy: bool | None = None) -> np.ndarray:
         ends = np.iinfo(dtype)
         array = np.clip(array, ends.min, ends.max)
     with np.errstate(over="ignore"):
-        return np.asanyarray(array, dtype, copy=copy)  # keeps a masked array masked
+        return np.array(array, dtype, copy=copy, subok=True)  # a masked array stays so
 
 
 def real_pair(features: Any, targets: Any, name: str) -> tuple[Any, Any]:

@@ -1,12 +1,18 @@
 """The site: public names have their place, links lead somewhere, proofs name tests."""
 
 import ast
+import http.server
 import importlib.util
 import inspect
+import json
 import os
+import queue
 import re
+import shutil
 import subprocess
 import sys
+import threading
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -76,15 +82,20 @@ def test_the_map_names_files_and_folders_that_are_there():
         assert (ROOT / place).exists() or (ROOT / "dpjax" / place).exists(), place
 
 
-def test_site_is_built_without_warnings_and_asks_no_other_host(tmp_path):
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
     for name in "sphinx_book_theme", "myst_nb", "sphinx_design", "sphinx_copybutton":
         pytest.importorskip(name)  # of the extra `docs`
+    folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "sphinx", "-W", "-q", "-b", "html"]
-    site = tmp_path / "html"
-    command += ["-d", str(tmp_path / "trees"), str(DOCS), str(site)]
+    command += ["-d", str(folder / "trees"), str(DOCS), str(folder / "html")]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     result = subprocess.run(command, capture_output=True, text=True, env=env)
     assert result.returncode == 0, result.stderr
+    return folder / "html"
+
+
+def test_site_is_built_without_warnings_and_asks_no_other_host(site):
     asks = re.compile(
         r"<(?:script|img|iframe)[^>]*\ssrc=\"(?:https?:)?//|"
         r"<link[^>]*rel=\"(?:stylesheet|preload)\"[^>]*href=\"(?:https?:)?//"
@@ -103,6 +114,68 @@ def test_site_is_built_without_warnings_and_asks_no_other_host(tmp_path):
     content = (site / "objects.inv").read_bytes()
     kinds = InventoryFile.loads(content, uri="").data
     assert public_names() <= {name for names in kinds.values() for name in names}
+
+
+BROWSERS = "chromium", "chromium-browser", "google-chrome"
+FAULTY = """<main><article><p style="width: 2000px">wide</p><a href="#no">x</a>
+<p style="width: 9px; overflow: hidden">incomprehensible</p><a href="no.html">x</a>
+<img src="no.png" width="9" height="9"></article></main><script>no.no</script>"""
+FAULTS = (
+    "HTML scrolls sideways",
+    "no anchor /0.html#no",
+    "wider than its box: incompr",
+)
+FAULTS = (*FAULTS, "no page /no.html", "no picture: ", "no is not defined")
+
+
+def problems_in_a_browser(browser, site, folder):
+    """Opens all pages by `browser.html`, which a server of its own hands out."""
+    pages = [f"/{path.relative_to(site).as_posix()}" for path in site.rglob("*.html")]
+    checker = (Path(__file__).parent / "browser.html").read_bytes()
+    made = {"/": checker, "/pages.json": json.dumps(pages).encode()}
+    found = queue.Queue()
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *args):
+            pass
+
+        def do_GET(self):
+            if self.path not in made:
+                return super().do_GET()
+            self.send_response(200)
+            self.end_headers()
+            return self.wfile.write(made[self.path])
+
+        def do_POST(self):
+            found.put(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+
+    handler, log = partial(Handler, directory=site), folder / "log"
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        words = [browser, "--headless", "--no-sandbox", "--enable-logging=stderr"]
+        words += [f"--user-data-dir={folder}", "--remote-debugging-port=0"]
+        words += ["--disable-gpu", f"http://127.0.0.1:{server.server_port}/"]
+        with log.open("w") as file, subprocess.Popen(words, stderr=file) as process:
+            try:
+                problems = found.get(timeout=1_800)
+            finally:
+                process.terminate()
+                server.shutdown()
+    said = re.findall(r":CONSOLE:\d+\] (.*)", log.read_text())
+    of_theme = '"[PST]: ', '"Got invalid theme mode'
+    return problems + [line for line in said if not line.startswith(of_theme)]
+
+
+def test_pages_in_a_browser_have_no_faults_and_planted_ones_are_found(site, tmp_path):
+    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if browser is None:
+        pytest.skip(f"needs a browser: {' or '.join(BROWSERS)}")
+    planted = tmp_path / "planted"
+    planted.mkdir()
+    (planted / "0.html").write_text(FAULTY)
+    found = problems_in_a_browser(browser, planted, tmp_path)
+    assert [fault for fault in FAULTS if fault not in "\n".join(found)] == []
+    assert problems_in_a_browser(browser, site, tmp_path) == []
 
 
 FOLDER = DOCS / "privacy" / "proofs"

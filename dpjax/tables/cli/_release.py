@@ -126,7 +126,7 @@ class RunFolder(NamedTuple):
         if not (self.path / _PAID).exists():
             return None
         content, _ = _store.unpacked(self.path / _PAID)
-        return content["entry"] if content["settings"] == settings else None
+        return content.get("entry") if content.get("settings") == settings else None
 
     def keep_paid(self, entry: str, settings: str) -> None:
         """Saves the identifier of the run's entry in a ledger."""
@@ -135,7 +135,8 @@ class RunFolder(NamedTuple):
     def _write(self, name: str, arrays: _store.Arrays, run: Mapping[str, str]) -> None:
         self.make()
         content = _store.packed(arrays, run)
-        _files.write_whole(self.path / name, content, name="--checkpoint")
+        path = self.path / name
+        _files.write_whole(path, content, name="--checkpoint", is_secret=True)
 
     def remove(self) -> None:
         """Removes the files of the run, the key first, before its release is written.

@@ -10,6 +10,7 @@ changes another record; `dpjax.tables.io._csv` defines the records of a text fil
 import contextlib
 import re
 import sys
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -321,7 +322,7 @@ def _from_polars(pl: Any, cells: Any, text_format: TextFormat) -> Column:
 
 
 def _npz_names(path: Path, text_format: TextFormat) -> list[str]:
-    with np.load(path, allow_pickle=False) as arrays:
+    with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
         return list(arrays)
 
 
@@ -330,9 +331,11 @@ def _read_npz(
 ) -> Iterator[dict[str, Column]]:
     """Yields one chunk, the named arrays of an NPZ file; texts become `Texts`."""
     columns: dict[str, Column] = {}
-    with np.load(path, allow_pickle=False) as arrays:
+    with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
         for name in names:
             columns[name] = array = arrays[name]
+            if not isinstance(array, np.ndarray):
+                raise ValueError(f"{name} is no array")
             if array.dtype.kind in "SUT" and array.ndim == 1:
                 columns[name] = Texts.of(array.tolist(), text_format)
     yield columns
@@ -344,6 +347,8 @@ _READERS[".xlsx"] = _CSV
 _READERS |= {".parquet": (_parquet_names, _read_parquet)}
 _READERS |= {".npz": (_npz_names, _read_npz)}
 _UNREADABLE = ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile, zlib.error
+# These come from the header of an array, and from archives that are encrypted.
+_UNREADABLE += SyntaxError, tokenize.TokenError, RuntimeError
 
 
 def _suffix(path: Path) -> str:

@@ -18,8 +18,14 @@ _UNSEEN = ("Cc", "Cf", "Cs", "Zl", "Zp")  # categories of Unicode
 
 
 def toml_content(path: Path) -> dict[str, Any]:
-    """Returns the content of a TOML file; a byte order mark may precede it."""
-    return tomllib.loads(path.read_text("utf-8-sig"))
+    """Returns the content of a TOML file; a byte order mark may precede it.
+
+    Raises `ValueError` if it is no TOML, or nested more deeply than Python can read.
+    """
+    try:
+        return tomllib.loads(path.read_text("utf-8-sig"))
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def number(name: str, value: Any) -> float:
