@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from dpjax.datasets._dataset import Dataset, assemble, bundled, read_columns, signs
+from dpjax.datasets._dataset import Dataset, assemble, bundled, read_columns
 from dpjax.tables.columns._kinds import Categorical, Numeric
 
 _FILE_COLUMNS = (
@@ -66,7 +66,7 @@ def load() -> Dataset:
     return assemble(
         columns,
         SCHEMA,
-        targets=signs(np.array(is_rich)),
+        targets=np.where(is_rich, np.float32(1), np.float32(-1)),
         is_test=np.arange(len(is_rich)) >= len(parts[0]["income"]),
         name="adult",
         task="classification",
