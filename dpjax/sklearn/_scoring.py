@@ -107,8 +107,7 @@ def score_privately(
             known = as_numbers("y", y, targets) / unit
         loss, name = _loss_of(model)
         predict = partial(_in_units, loss=loss, unit=unit, exposure=exposure)
-    budget = epsilon, delta, len(targets)
-    multiplier, privacy = one_gaussian(*budget, num_releases=2)
+    multiplier, privacy = one_gaussian(epsilon, delta, len(targets), num_releases=2)
     _progress.say("predictions")
     predictions = predict(model, X)
     beside = None if baseline is None else predict(baseline, X)
