@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from dpjax import _validate
 from dpjax._rounding import digits
 from dpjax.tables._pages import Rows, Text, html_blocks
 from dpjax.tables.io._untrusted import printable
@@ -56,8 +55,11 @@ def errors_of_sums(
 
 
 def interval_of(values: ArrayLike, errors: ArrayLike, level: float) -> np.ndarray:
-    """Returns the lower and the upper ends of normal intervals, shape (2, m)."""
-    _validate.probability(level=level)
+    """Returns lower and upper ends (2, m) of normal confidence intervals of estimates.
+
+    The m estimates are `values`, with standard errors `errors`; `level` is the
+    probability, in (0, 1), of each interval.
+    """
     values, errors = np.asarray(values, np.float64), np.asarray(errors, np.float64)
     half = statistics.NormalDist().inv_cdf(0.5 + level / 2) * errors
     return np.stack([values - half, values + half])
@@ -167,5 +169,4 @@ def _factor(logarithm: float) -> str:
     if not 1e-12 < abs(logarithm) < 1e-2:
         return digits(math.exp(logarithm) if logarithm < 700 else math.inf)
     places = 2 - math.floor(math.log10(abs(logarithm)))
-    text = np.format_float_positional(math.exp(logarithm), places, trim="-")
-    return str(text)
+    return str(np.format_float_positional(math.exp(logarithm), places, trim="-"))

@@ -10,20 +10,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import _validate, losses
+from dpjax import _validate, losses, solvers
 from dpjax._types import ArrayLike, Key, PyTree
 from dpjax.accounting import PrivacyGuarantee, Sampling, noise_multiplier
 from dpjax.datasets import Dataset
 from dpjax.losses import LinearLoss
 from dpjax.losses._residual_losses import named
-from dpjax.solvers import (
-    Checkpoint,
-    Curves,
-    Execution,
-    Solution,
-    dp_additive_model,
-    dp_linear_model,
-)
+from dpjax.solvers import Curves, Solution, dp_additive_model, dp_linear_model
 from dpjax.solvers.additive._curves import knots_of
 from dpjax.solvers.statistics._noisy_mean import one_gaussian
 from dpjax.tables.cli._release import RunFolder
@@ -171,8 +164,9 @@ def train_private(
     on_step: OnStep,  # moves a bar; takes a name, the steps done, and all steps
     run_folder: RunFolder | None = None,  # of --checkpoint
 ) -> Solution:
-    """Returns the model and guarantee of the planned training, on the training records.
+    """Fits the planned model on the training records: the only release of a training.
 
+    Returns the solver's `Solution`, which has parameters, guarantee and statistics.
     With a `run_folder`, the solver saves its states there, and resumes from them.
     """
     name, num_shown = plan.method, 0
@@ -184,8 +178,8 @@ def train_private(
         on_step(name, num_shown, None)
 
     on_step(name, 0, None)
-    checkpoint = run_folder and Checkpoint(run_folder.states, 10)
-    execution = Execution(callback=watch, checkpoint=checkpoint)
+    checkpoint = run_folder and solvers.Checkpoint(run_folder.states, 10)
+    execution = solvers.Execution(callback=watch, checkpoint=checkpoint)
     # Rows are NumPy arrays: the solver then owns the device's copy, and can free it.
     solution = fit(plan, rows_of(data), key=key, execution=execution)
     jax.block_until_ready(solution.params)
@@ -198,7 +192,7 @@ def train_private(
 def compare(
     plan: Plan, data: Dataset, private: Solution, *, key: Key, on_step: OnStep
 ) -> list[Score]:
-    """Returns test scores of models of a public data set: they show privacy's cost.
+    """Returns scores of models on a public data set's test records: privacy's cost.
 
     In order: the best constant and a linear model, both without privacy; a private
     linear model with the same budget, unless the plan is one; and `private`, the model
@@ -212,8 +206,7 @@ def compare(
     solutions = {}
     for (name, own), own_key in zip(plans.items(), jax.random.split(key), strict=False):
         on_step(name, 0, 1)
-        fitted = fit(own, rows_of(data), key=own_key)
-        solutions[name] = jax.block_until_ready(fitted)
+        solutions[name] = jax.block_until_ready(fit(own, rows_of(data), key=own_key))
         on_step(name, 1, 1)
     (first, without), *private_ones = solutions.items()
     level = without.stats.get("constant", 0.0)
@@ -293,7 +286,7 @@ def evaluate(
     *,
     key: Key,
 ) -> Evaluation:
-    """Releases private scores of a model on held-out records, beside a constant's.
+    """Releases private scores of a model, and of a constant, on the held-out records.
 
     Privacy:
         The guarantee is `privacy`, which `evaluation_privacy` returns. With units,

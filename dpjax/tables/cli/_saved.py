@@ -120,7 +120,8 @@ def meaning(model: Model) -> str:
 
 
 def weights_of(model: Model) -> tuple[list[str], list[list[str]]]:
-    """Returns titles and rows of a table of coefficients (with intervals) or curves."""
+    """Returns the titles and the rows of a model's table: coefficients, or curves."""
+    # With standard errors, rows are those of `Model.summary`, with intervals.
     if model.standard_errors is not None:
         summary = model.summary()
         pairs = zip(summary.names, summary.rows, strict=True)
@@ -164,8 +165,7 @@ def _points(model: Model) -> Iterator[tuple[str, str, list[float]]]:
             where = f"{how}, {digits(grid[0])} to {digits(grid[-1])}"
             yield key, where, [values.min(), values.max()]
             at = [kind.center + kind.scale * x for x in _SHOWN if abs(x) <= kind.limit]
-            at_points = np.interp(at, grid, values)
-            points = zip(map(digits, at), at_points, strict=True)
+            points = zip(map(digits, at), np.interp(at, grid, values), strict=True)
         for where, value in points:
             yield key, where, [value]
     where = f"all at their centers or {_baseline(model)}{_at_one(model)}"
@@ -248,18 +248,21 @@ def predict(settings: _settings.PredictSettings) -> None:
     if model.positive is not None:
         title = f"probability_{model.target_name}={model.positive}"
     writer.writerow(map(harmless, [*copied, title]))
-    cells = []
-    for column in (columns[name] for name in copied):
-        blank = None if isinstance(column, Texts) else "nan"  # a missing cell
-        texts = map(text_of, column.tolist())
-        cells.append(harmless("" if x == blank else x) for x in texts)
+    cells = [_written(columns[name]) for name in copied]
     shown = [f"{prediction:.9g}" for prediction in predictions.tolist()]
     writer.writerows(zip(*cells, shown, strict=True))
     _terminal.write_output(settings.output, text.getvalue().encode("utf-8", "replace"))
 
 
+def _written(column: Column) -> Iterator[str]:
+    """Yields a column's cells (n,) as texts for a CSV file; "" for a missing one."""
+    blank = None if isinstance(column, Texts) else "nan"  # a missing number
+    for text in map(text_of, column.tolist()):
+        yield "" if text == blank else harmless(text)
+
+
 def _said_of_cells(model: Model, columns: Mapping[str, Column]) -> Iterator[str]:
-    """Yields messages for the file's owner on cells that cannot be used, by column."""
+    """Yields messages for the file's owner on cells of `columns` that are not used."""
     kinds: dict[str, Any] = {k: v for k, v in model.columns.items() if k in columns}
     if (exposure := model.exposure) is not None and exposure.column in columns:
         kinds[exposure.column] = exposure
