@@ -180,8 +180,7 @@ def _in_units(
 ) -> np.ndarray:
     options = {} if exposure is None else {"exposure": exposure}
     means = np.asarray(model.predict(X, **options), np.float64) / unit
-    is_mean = loss is losses.squared
-    return means if is_mean else np.log(np.maximum(means, _LEAST_MEAN))
+    return means if loss is losses.squared else np.log(np.maximum(means, _LEAST_MEAN))
 
 
 def _log_shares(model: Any, X: Any) -> np.ndarray:

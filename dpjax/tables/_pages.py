@@ -76,10 +76,9 @@ def _html_block(block: Block) -> str:
             mark = ' class="warning"' if is_warning else ""
             return f"<p{mark}>{_html(text)}</p>"
         case Rows(head, lines):
-            columns = zip(head, *lines, strict=True)
             marks = [
                 ' class="n"' if all(map(_NUMBER.match, cells)) else ""
-                for _, *cells in columns
+                for _, *cells in zip(head, *lines, strict=True)
             ]
             rows = [_html_row("th", head, marks)]
             rows += [_html_row("td", line, marks) for line in lines]

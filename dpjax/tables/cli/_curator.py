@@ -52,7 +52,6 @@ _NEARLY_NONE = 0.01  # share of the cells
 _TOO_FEW_LABELS = 0.001
 _FAR_IN_A_TEMPLATE = 0.25
 _MOST_LABELS = 10
-_TEMPLATE = Numeric(0.0, 1.0)
 
 
 class Cells(NamedTuple):
@@ -137,7 +136,7 @@ def _findings(
     column to predict, or is None. The data's owner then corrects the schema.
     """
     numeric = [kind for kind in kinds.values() if isinstance(kind, Numeric)]
-    is_template = all(kind == _TEMPLATE for kind in numeric)
+    is_template = all(kind == Numeric() for kind in numeric)
     for name, kind in kinds.items():
         if kind is not None and kind.categories:
             text = _unmatched(kind.categories, cells[name], is_target=name == target)

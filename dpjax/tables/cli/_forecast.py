@@ -19,7 +19,7 @@ import scipy.stats
 from matplotlib.figure import Figure
 
 import dpjax
-from dpjax import _files, _validate
+from dpjax import _files
 from dpjax._rounding import digits, rounded_up
 from dpjax.accounting import PrivacyGuarantee
 from dpjax.datasets import Dataset
@@ -195,14 +195,12 @@ def forecast(settings: _settings.ForecastSettings) -> None:
     is_class = bool(schema.target and schema.target.categories)
     loss = settings.loss or ("logistic" if is_class else "squared")
     rule = f"left out with --loss {loss}, which has no share of records to state"
-    is_fine = settings.base_rate is None or loss in ("logistic", "tweedie")
-    _validate.require(is_fine, "--base-rate", settings.base_rate, rule)
+    settings.require("base_rate", loss in ("logistic", "tweedie"), rule)
     seed = secrets.randbits(32) if settings.seed is None else settings.seed
     made = _Made(settings, schema, loss, seed)
     size = len(made.data(2).feature_names)
     rule = f"at most {_MOST_CELLS // size:,} with {size - 1} features"
-    is_fine = settings.rows * size <= _MOST_CELLS
-    _validate.require(is_fine, "--rows", settings.rows, rule)
+    settings.require("rows", settings.rows * size <= _MOST_CELLS, rule)
     outcomes, total = [], len(settings.epsilons) + 1
     with _terminal.progress_bars(_terminal.terminal(stderr=True)) as on_step:
         on_step("Models of made records", 0, total)

@@ -224,8 +224,7 @@ def _entry(content: Any) -> Entry:
 
 
 def _texts(content: Mapping[str, Any], name: str) -> tuple[str, ...]:
-    texts = of_type(list, name, content[name])
-    return tuple(of_type(str, name, text) for text in texts)
+    return tuple(of_type(str, name, x) for x in of_type(list, name, content[name]))
 
 
 def check_room(path: Path, unit: str | None) -> Ledger:

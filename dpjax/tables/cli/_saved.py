@@ -20,14 +20,13 @@ from dpjax.tables.io._texts import Texts, text_of
 from dpjax.tables.io._untrusted import harmless
 from dpjax.tables.models._model import Model, load_model
 
-_SUFFIXES = {"onnx": ".onnx", "sql": ".sql"}
 _WHERE = "where it is"
 _SHOWN = (-2.0, -1.0, 0.0, 1.0, 2.0)  # where values of curves are shown, in scales
 
 
 def export(settings: _settings.ExportSettings) -> None:
     """Writes a model in another language, whole or not at all."""
-    suffix = _SUFFIXES[settings.format]
+    suffix = f".{settings.format}"
     output = settings.output or Path(f"model{suffix}")
     _terminal.check_output(output, {"MODEL": Path(settings.model)}, suffix)
     _terminal.write_output(output, model_at(settings.model).export(settings.format))

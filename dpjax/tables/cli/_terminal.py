@@ -159,6 +159,5 @@ def chunks_of(name: str) -> list[str]:
 
 def filled(text: str, values: Mapping[str, Any]) -> str:
     """Returns a text with its placeholders filled in; "" if a value is missing."""
-    names = re.findall(r"{(\w+)", text)
-    is_known = all(values.get(name) is not None for name in names)
+    is_known = all(values.get(x) is not None for x in re.findall(r"{(\w+)", text))
     return " ".join(text.split()).format_map(values) if is_known else ""

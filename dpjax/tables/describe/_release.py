@@ -33,7 +33,6 @@ MOST_RECORDS = 2**24  # solvers count so many records
 # Weights of columns in the budget: the quantiles of a column of numbers need more.
 _OF_NUMBERS, _OF_CATEGORIES = 4.0, 1.0
 _MOST_CELLS = 2**20  # largest number of counts of a column in all groups
-_ALL = "(all)"
 _NUM_BINS = 20
 Place = Callable[[np.ndarray], np.ndarray]
 
@@ -270,7 +269,7 @@ class Groups(NamedTuple):
         """Returns all records as one group."""
         is_public, place = place is None, place or (lambda rows: rows)
         codes = place(np.ones(num_records, np.int32)) - 1
-        return cls((_ALL,), codes, place, num_records if is_public else None)
+        return cls(("(all)",), codes, place, num_records if is_public else None)
 
     def divided(self, kind: Categorical, column: Column) -> "Groups":
         """Returns a group for each category of a column, and one for other cells."""

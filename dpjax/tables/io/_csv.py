@@ -226,8 +226,7 @@ def _unquoted(written: Any, delimiter: str) -> Any:
 def _opened(cells: Any, delimiter: str) -> Any:
     """Returns a flat series: which cells begin with a quote that does not close."""
     written = cells.explode().str.strip_suffix(delimiter)
-    begins = written.str.contains('^ *"')
-    return begins & ~written.str.contains(rf"^ *{_INSIDE} *$")
+    return written.str.contains('^ *"') & ~written.str.contains(rf"^ *{_INSIDE} *$")
 
 
 def _rows(path: Path, decimal: str) -> Iterator[Any]:

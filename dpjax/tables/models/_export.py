@@ -404,8 +404,7 @@ def onnx_file(parts: Parts) -> bytes:
         kind = types.DOUBLE if is_number else types.STRING
         return helper.make_tensor_value_info(name, kind, ["n"])
 
-    inputs = [tensor(*each) for each in parts.inputs.items()]
-    ends = inputs, [tensor(output, True)]
+    ends = [tensor(*each) for each in parts.inputs.items()], [tensor(output, True)]
     made = helper.make_model(
         helper.make_graph(graph.nodes, "dpjax", *ends, graph.constants),
         opset_imports=[helper.make_opsetid(*each) for each in _ONNX_VERSIONS.items()],

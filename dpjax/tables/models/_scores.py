@@ -425,8 +425,7 @@ def _of_labels(
         constants = bounded(right, tables[1], True), bounded(_area, tables[1])
     else:
         chosen = int(beside > 0)
-        right_of_one = bounded(lambda counts: counts[chosen].sum(), is_mean=True)
-        constants = right_of_one, _COIN
+        constants = bounded(lambda counts: counts[chosen].sum(), is_mean=True), _COIN
     calibration = []
     width = _SCORE_BINS // _CALIBRATION_BINS
     for first in range(0, _SCORE_BINS, width):
