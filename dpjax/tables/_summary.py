@@ -104,6 +104,12 @@ class Summary:
         return rows
 
     @property
+    def lines(self) -> list[list[str]]:
+        """The `rows`, each after the name of its coefficient."""
+        names = map(str, self.names)
+        return [[name, *row] for name, row in zip(names, self.rows, strict=True)]
+
+    @property
     def sentences(self) -> list[str]:
         """Sentences below the table: on intervals, why some are infinite, and notes."""
         is_refused = np.isinf(self.standard_errors)
@@ -131,14 +137,9 @@ class Summary:
                 )
         return [*notes, *self.notes]
 
-    @property
-    def _lines(self) -> list[list[str]]:
-        names = map(str, self.names)
-        return [[name, *row] for name, row in zip(names, self.rows, strict=True)]
-
     def __str__(self) -> str:
         """Returns the coefficients as text, with `sentences` and the guarantee."""
-        lines = [[printable(name), *row] for name, *row in self._lines]
+        lines = [[printable(name), *row] for name, *row in self.lines]
         cells = [["", *self.header], *lines]
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         lines = [
@@ -154,7 +155,7 @@ class Summary:
         return "\n".join([self.title, rule, lines[0], rule, *lines[1:], rule, *texts])
 
     def _repr_html_(self) -> str:
-        table = Rows(["", *self.header], self._lines)
+        table = Rows(["", *self.header], self.lines)
         texts = map(Text, (*self.sentences, self.guarantee))
         return html_blocks([Text(self.title), table, *texts])
 

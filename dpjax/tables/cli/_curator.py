@@ -129,7 +129,7 @@ def warn_curator(
 def _findings(
     kinds: Mapping[str, _schema.Kind], cells: Mapping[str, Cells], target: str | None
 ) -> Iterator[str]:
-    """Yields a warning for each column to whose cells the schema does not fit.
+    """Yields a warning for each column whose cells the schema does not fit.
 
     Nearly no cell can be used, or many numbers are far from the declared center. The
     declarations (`kinds`) and the counts (`cells`) are by column; `target` names the

@@ -164,10 +164,10 @@ def train_private(
     on_step: OnStep,  # moves a bar; takes a name, the steps done, and all steps
     run_folder: RunFolder | None = None,  # of --checkpoint
 ) -> Solution:
-    """Fits the planned model on the training records: the only release of a training.
+    """Releases the planned model, fitted to the training records, and its guarantee.
 
-    Returns the solver's `Solution`, which has parameters, guarantee and statistics.
-    With a `run_folder`, the solver saves its states there, and resumes from them.
+    The solver's `Solution` has both, and statistics that were released. With a
+    `run_folder`, the solver saves its states there, and resumes from them.
     """
     name, num_shown = plan.method, 0
 

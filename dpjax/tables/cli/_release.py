@@ -2,7 +2,6 @@
 
 import contextlib
 import hashlib
-import itertools
 import os
 import re
 import shutil
@@ -171,13 +170,6 @@ class Release(NamedTuple):
     noise_key: str  # the source of the key, in words
     is_seeded: bool  # if the key is a known seed, nothing is protected
     run_folder: RunFolder | None  # from which it can be resumed, if any
-
-    def bound(self, options: str, records: Iterable[bytes]) -> "Release":
-        """Returns the release with its folder bound to these options and records."""
-        if self.run_folder is None:
-            return self
-        parts = itertools.chain([options.encode()], records)
-        return self._replace(run_folder=self.run_folder.bound(self.key, parts))
 
     @contextlib.contextmanager
     def recorded(self) -> Iterator[dict[str, bytes]]:

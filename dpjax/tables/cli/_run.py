@@ -6,6 +6,7 @@ and the ledger refuses or enters the run before a value is used.
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -160,14 +161,17 @@ def charge(
     --ledger, the run is entered into the ledger, which fails if its cost exceeds the
     limit. A run that resumes has an entry already, which pays for its only release.
     """
-    settings, paid = run.settings, None
+    settings, run_folder, paid = run.settings, release.run_folder, None
     options = repr(dataclasses.replace(settings, output=None, checkpoint=None))
-    records = () if isinstance(source, Dataset) else source.parts()
-    release = release.bound(options, records)
+    if run_folder is not None:
+        records = () if isinstance(source, Dataset) else source.parts()
+        parts = itertools.chain([options.encode()], records)
+        run_folder = run_folder.bound(release.key, parts)
+        release = release._replace(run_folder=run_folder)
     if settings.ledger is None:
         return release, None
     assert not isinstance(source, Dataset)  # `load_public` refuses a ledger
-    if (run_folder := release.run_folder) is not None:
+    if run_folder is not None:
         paid = run_folder.paid(options)
         _validate.require(
             paid is not None or not run_folder.has_states(),

@@ -122,10 +122,8 @@ def weights_of(model: Model) -> tuple[list[str], list[list[str]]]:
     """Returns the titles and the rows of a model's table: coefficients, or curves."""
     # With standard errors, rows are those of `Model.summary`, with intervals.
     if model.standard_errors is not None:
-        summary = model.summary()
-        pairs = zip(summary.names, summary.rows, strict=True)
-        first = f"larger by 1, or so{_at_one(model)}"
-        return [first, *summary.header], [[name, *row] for name, row in pairs]
+        summary, first = model.summary(), f"larger by 1, or so{_at_one(model)}"
+        return [first, *summary.header], summary.lines
     is_linear, lines = not model.curves.knots, []
     title = "coefficient" if is_linear else "adds"
     title = "factor" if model.link == "log" else title
