@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from dpjax.datasets._dataset import Dataset, assemble, bundled, read_columns
+from dpjax.datasets._dataset import Dataset, assemble, bundled, read_columns, signs
 from dpjax.tables.columns._kinds import Categorical, Numeric
 
 _FILE_COLUMNS = (
@@ -66,7 +66,7 @@ def load() -> Dataset:
     return assemble(
         columns,
         SCHEMA,
-        targets=np.where(is_rich, np.float32(1), np.float32(-1)),
+        targets=signs(np.array(is_rich)),
         is_test=np.arange(len(is_rich)) >= len(parts[0]["income"]),
         name="adult",
         task="classification",

@@ -122,6 +122,21 @@ def assemble(
     )
 
 
+def every_fifth(num_records: int, *, block_size: int = 1) -> np.ndarray:
+    """Marks every fifth block of consecutive records, for a split by public index."""
+    return np.arange(num_records) // block_size % 5 == 4
+
+
+def signs(is_positive: np.ndarray) -> np.ndarray:
+    """Returns +1 where true, else -1, in float32."""
+    return np.where(is_positive, np.float32(1), np.float32(-1))
+
+
+def in_units(columns: Mapping[str, np.ndarray], name: str, unit: float) -> np.ndarray:
+    """Returns a numeric column divided by a unit, 0 where a cell does not parse."""
+    return encode(columns, {name: Numeric(scale=unit)})[0][:, 0]
+
+
 def bundled(name: str) -> bytes:
     """Returns the uncompressed contents of a gzipped file that the package carries."""
     packed = importlib.resources.files("dpjax.datasets") / "data" / name

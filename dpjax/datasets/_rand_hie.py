@@ -1,8 +1,13 @@
 """RAND Health Insurance Experiment: what does a person's care cost in a year?"""
 
-import numpy as np
-
-from dpjax.datasets._dataset import Dataset, assemble, bundled, read_columns
+from dpjax.datasets._dataset import (
+    Dataset,
+    assemble,
+    bundled,
+    every_fifth,
+    in_units,
+    read_columns,
+)
 from dpjax.tables.columns._kinds import Categorical, Numeric
 
 _FLAG = Numeric(limit=1.0)
@@ -52,12 +57,12 @@ def load() -> Dataset:
         J. P. Newhouse and the Insurance Experiment Group, Free for All? (1993).
     """
     columns = read_columns(bundled("randhie.csv.gz"))
-    targets = Numeric(scale=100).encode(columns["meddol"])[:, 0]
+    targets = in_units(columns, "meddol", unit=100)
     return assemble(
         columns,
         SCHEMA,
         targets=targets,
-        is_test=np.arange(len(targets)) // 100 % 5 == 4,
+        is_test=every_fifth(len(targets), block_size=100),
         name="rand_hie",
         task="regression",
         target_unit="100 dollars",

@@ -16,7 +16,7 @@ from dpjax.accounting import PrivacyGuarantee, Sampling, noise_multiplier
 from dpjax.datasets import Dataset
 from dpjax.losses import LinearLoss
 from dpjax.losses._residual_losses import named
-from dpjax.solvers import Curves, Solution, dp_additive_model, dp_linear_model
+from dpjax.solvers import Curves, Execution, Solution, dp_linear_model
 from dpjax.solvers.additive._curves import knots_of
 from dpjax.solvers.statistics._noisy_mean import one_gaussian
 from dpjax.tables.cli._release import RunFolder
@@ -125,7 +125,7 @@ def fit(plan: Plan, rows: tuple[Any, ...], *, key: Key, **options: Any) -> Solut
         offsets = jnp.log(jnp.where(is_seen, exposures, 1.0))
         weights = jnp.where(is_seen, 1.0 if weights is None else weights, 0.0)
     is_additive = "smooth" in plan.arguments
-    solution = (dp_additive_model if is_additive else dp_linear_model)(
+    solution = (solvers.dp_additive_model if is_additive else dp_linear_model)(
         *(plan.loss_fn, (features, targets)),
         key=key,
         intercept=-1,
@@ -179,7 +179,7 @@ def train_private(
 
     on_step(name, 0, None)
     checkpoint = run_folder and solvers.Checkpoint(run_folder.states, 10)
-    execution = solvers.Execution(callback=watch, checkpoint=checkpoint)
+    execution = Execution(callback=watch, checkpoint=checkpoint)
     # Rows are NumPy arrays: the solver then owns the device's copy, and can free it.
     solution = fit(plan, rows_of(data), key=key, execution=execution)
     jax.block_until_ready(solution.params)

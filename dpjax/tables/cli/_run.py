@@ -22,7 +22,7 @@ from dpjax.datasets import Dataset
 from dpjax.solvers.statistics._noisy_mean import one_gaussian
 from dpjax.tables import default_delta
 from dpjax.tables.cli import _fit, _ledger
-from dpjax.tables.cli._fit import Budget, Plan
+from dpjax.tables.cli._fit import Budget, Plan, training_privacy
 from dpjax.tables.cli._ranges import Ranges, plan_ranges
 from dpjax.tables.cli._release import Release
 from dpjax.tables.cli._settings import DescribeSettings, ReleaseOptions, Settings
@@ -102,7 +102,7 @@ def plan_training(settings: Settings, source: Table | Dataset) -> Run:
     if isinstance(source, Dataset):
         asked = _asked(settings, len(source.features))
         plan = _fit.make_plan(settings, source, asked)
-        parts = {"training": _fit.training_privacy(plan, source)}
+        parts = {"training": training_privacy(plan, source)}
         return Run(settings, None, asked, asked, asked, parts, plan)
     table, ranges, units = source, None, source.units
     rule = "given for a single record, because the default n^-1.1 is 1"
@@ -117,7 +117,7 @@ def plan_training(settings: Settings, source: Table | Dataset) -> Run:
         table = table.with_ranges(ranges.columns)
     data = blank_data(table)
     plan = _fit.make_plan(settings, data, budget)
-    training = privacy_of_units(_fit.training_privacy(plan, data), units)
+    training = privacy_of_units(training_privacy(plan, data), units)
     if ranges is not None:
         training = ranges.joined(training)
     parts = {"training": training}
