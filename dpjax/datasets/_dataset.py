@@ -104,9 +104,11 @@ def assemble(
     is_test: np.ndarray,
     **about: Any,
 ) -> Dataset:
-    """Returns a `Dataset`: encoded columns and an intercept, in two sets of records."""
-    # Loaders of data sets call it. `schema` tells how to encode columns; `is_test` (n,)
-    # marks test records; `about` has all other fields.
+    """Returns a `Dataset` for a loader: encodes columns and splits off test records.
+
+    `columns`, by name, and `targets` are arrays (n,), and so is `is_test`, which marks
+    test records. `schema` tells how to encode columns; `about` has all other fields.
+    """
     features, feature_names = encode(columns, schema)
     features = np.hstack([features, np.ones((len(features), 1), np.float32)])
     return Dataset(
@@ -144,8 +146,11 @@ def bundled(name: str) -> bytes:
 def read_columns(
     text: bytes, names: Iterable[str] | None = None
 ) -> dict[str, np.ndarray]:
-    """Returns columns of strings by name, from comma-separated text."""
-    # Without `names` they are in the first row. Missing cells are empty strings.
+    """Returns columns of a data set, arrays (n,) of strings by name, from CSV text.
+
+    `names` are the columns in order; None: they are in the first row. A row that is too
+    short gets empty strings.
+    """
     lines = io.StringIO(text.decode("utf-8", "replace"), newline="")
     rows = filter(None, csv.reader(lines, skipinitialspace=True))
     header = list(next(rows, []) if names is None else names)

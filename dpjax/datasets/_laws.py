@@ -111,7 +111,10 @@ class LogNormal(LocationScale):
     """
 
     def _mean(self) -> float:
-        return _exp(self.location + self.scale**2 / 2)
+        try:
+            return math.exp(self.location + self.scale**2 / 2)
+        except OverflowError:
+            return math.inf
 
     def _sample(self, key: Key, shape: tuple[int, ...]) -> jax.Array:
         return jnp.exp(self.location + self.scale * jax.random.normal(key, shape))
@@ -200,10 +203,3 @@ class _Centered(Law):
 
     def _sample(self, key: Key, shape: tuple[int, ...]) -> jax.Array:
         return self.law.sample(key, shape) - self.law.mean
-
-
-def _exp(exponent: float) -> float:
-    try:
-        return math.exp(exponent)
-    except OverflowError:
-        return math.inf

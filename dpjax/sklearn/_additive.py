@@ -292,9 +292,8 @@ class DPAdditiveRegressor(_Additive, WithExposure):
     loss: Literal["squared", "huber", "poisson", "gamma"] = "squared"
 
     def _loss(self) -> LinearLoss:
-        names = " or ".join(_LOSSES)
         is_name = isinstance(self.loss, str) and self.loss in _LOSSES
-        _validate.require(is_name, "loss", self.loss, names)
+        _validate.require(is_name, "loss", self.loss, " or ".join(_LOSSES))
         return _LOSSES[self.loss]
 
     def _set_unit(self, unit: Unit) -> None:

@@ -127,12 +127,8 @@ def passing(
     key: Key, counts: dict[Any, int], stddev: float, threshold: float
 ) -> list[Any]:
     """Releases the labels whose `counts`, with Gaussian noise, exceed a threshold."""
-    # For `release_labels`. Sizes are powers of 2, so that JAX compiles few programs.
-    size = 2 ** math.ceil(math.log2(max(len(counts), 1)))
-    padded = np.zeros(size)
-    padded[: len(counts)] = list(counts.values())
-    noisy = released(key, padded, stddev)
-    return [label for label, n in zip(counts, noisy, strict=False) if n > threshold]
+    noisy = released(key, np.array([*counts.values()], float), stddev)
+    return [label for label, n in zip(counts, noisy, strict=True) if n > threshold]
 
 
 def indices(labels: np.ndarray, classes: np.ndarray) -> np.ndarray:

@@ -101,8 +101,7 @@ def targets_of(
     model: Any, y: Any, sample_weight: Any, features: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns (n,) targets in float64, and weights, zero where a target is missing."""
-    column = _tables.column_of(model, y, features)
-    targets = _tables.as_numbers("y", y, column)
+    targets = _tables.as_numbers("y", y, _tables.column_of(model, y, features))
     weights = _tables.weights_of(model, sample_weight, targets)
     return targets, np.where(np.isnan(targets), 0.0, weights)
 
@@ -318,8 +317,7 @@ class DPMeanRegressor(RegressorMixin, _linear.PrivateEstimator):
         numbers = BESIDE_WEIGHT * shares * np.clip(bounded, -1.0, 1.0)
         samples = np.stack([numbers, shares], axis=1)
         multiplier = ROUNDED_UP * total / math.sqrt(1 - unit.share)
-        noisy = noisy_mean(WEIGHTED, samples, multiplier, key)
-        number, share = np.asarray(noisy)
+        number, share = np.asarray(noisy_mean(WEIGHTED, samples, multiplier, key))
         noise = multiplier * float(WEIGHTED.sensitivity(len(samples), 2).l2)
         released = {"mean_weight": np.clip(share, 0.0, 1.0), "constant": 0.0}
         released |= {"noise_multiplier": multiplier, "shares": {"mean": 1.0}}
@@ -334,8 +332,7 @@ class DPMeanRegressor(RegressorMixin, _linear.PrivateEstimator):
     def predict(self, X):
         """Returns `mean_` for each record of X, shape (n,)."""
         check_is_fitted(self)
-        features = _tables.features_of(self, X, is_new=False)
-        return np.full(len(features), self.mean_)
+        return np.full(len(_tables.features_of(self, X, is_new=False)), self.mean_)
 
 
 def log_means(loss: LinearLoss, scale: float) -> np.ndarray:
@@ -400,8 +397,7 @@ class LogLinkRegressor(WithExposure):
         thirty times it. `exposure` is as for `fit`, but exposures that are negative or
         NaN count as zero.
         """
-        logarithms = self._linear(X) + math.log(self._largest or 1.0)
-        return self._means(logarithms, exposure)
+        return self._means(self._linear(X) + math.log(self._largest or 1.0), exposure)
 
 
 @_linear.parameters

@@ -107,8 +107,7 @@ def score_privately(
             known = as_numbers("y", y, targets) / unit
         loss, name = _loss_of(model)
         predict = partial(_in_units, loss=loss, unit=unit, exposure=exposure)
-    budget = epsilon, delta, len(targets)
-    multiplier, privacy = one_gaussian(*budget, num_releases=2)
+    multiplier, privacy = one_gaussian(epsilon, delta, len(targets), num_releases=2)
     _progress.say("predictions")
     predictions = predict(model, X)
     beside = None if baseline is None else predict(baseline, X)
@@ -181,8 +180,7 @@ def _in_units(
 ) -> np.ndarray:
     options = {} if exposure is None else {"exposure": exposure}
     means = np.asarray(model.predict(X, **options), np.float64) / unit
-    is_mean = loss is losses.squared
-    return means if is_mean else np.log(np.maximum(means, _LEAST_MEAN))
+    return means if loss is losses.squared else np.log(np.maximum(means, _LEAST_MEAN))
 
 
 def _log_shares(model: Any, X: Any) -> np.ndarray:

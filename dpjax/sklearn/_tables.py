@@ -21,7 +21,7 @@ from dpjax.sklearn import _labels
 from dpjax.solvers.linear._constant import missing_share
 from dpjax.tables import default_delta
 from dpjax.tables.io._tables import cells_of, kind_of
-from dpjax.tables.io._texts import number_of
+from dpjax.tables.io._texts import floats_of
 
 FROM_DTYPE = "from_dtype"
 _ADVICE = {
@@ -34,8 +34,8 @@ _READS_POLARS = tuple(map(int, sklearn.__version__.split(".")[:2])) >= (1, 9)
 def checked(
     model: Any, X: Any, categories: Mapping[Any, np.ndarray] | None = None
 ) -> tuple[np.ndarray, float, float, Key]:
-    """Checks an estimator's options; returns features, epsilon, delta and a key."""
-    # `fit` begins so. Features (n, d) are from `features_of`; delta defaults to n^-1.1.
+    """Checks X and the options; returns features (n, d), epsilon, delta and a key."""
+    # Each `fit` begins so. `features_of` converts X; delta defaults to n^-1.1.
     features = features_of(model, X, is_new=True, categories=categories)
     _validate.positive(epsilon=model.epsilon)
     delta = default_delta(len(features)) if model.delta is None else model.delta
@@ -84,7 +84,7 @@ def features_of(
             continue
         if is_frame:
             _refuse_kind(f"column {name!r}", column)
-        features[:, place] = _as_numbers(cells_of(column))
+        features[:, place] = floats_of(cells_of(column))
     check_array(features, input_name="X", estimator=model, **options)
     return features
 
@@ -119,8 +119,7 @@ def names_in(model: Any) -> list[Any]:
 
 def types_of(X: Any) -> list[tuple[Any, Any]]:
     """Returns the names and the types of a frame's columns."""
-    columns = columns_of(X) or []
-    types = [getattr(x, "dtype", getattr(x, "type", None)) for x in columns]
+    types = [getattr(x, "dtype", getattr(x, "type", None)) for x in columns_of(X) or []]
     return list(zip(names_of(X), types, strict=False))
 
 
@@ -163,12 +162,6 @@ def _refuse_kind(where: str, column: Any) -> None:
             f"X must be of numbers, got {where} of {dtype}, which holds {kind}: "
             f"{_ADVICE[kind]}."
         )
-
-
-def _as_numbers(cells: np.ndarray) -> np.ndarray:
-    if cells.dtype.kind in "biuf":
-        return cells.astype(np.float64)
-    return np.fromiter(map(number_of, cells.tolist()), np.float64, len(cells))
 
 
 class _Named:
@@ -214,7 +207,7 @@ def as_numbers(name: str, given: Any, cells: np.ndarray | None = None) -> np.nda
     if kind_of(given) in _ADVICE or cells.dtype.kind not in "biufO":
         dtype = getattr(given, "dtype", cells.dtype)
         raise ValueError(f"{name} must be of numbers, got cells of {dtype}.")
-    return _as_numbers(cells)
+    return floats_of(cells)
 
 
 def largest_weight(model: Any) -> Any:
@@ -263,7 +256,7 @@ def set_mean_weight(model: Any, stats: Mapping[str, Any], num_samples: int) -> N
 
 
 def key_of(random_state: Any) -> Key:
-    """Returns a JAX key for noise, of an integer, or random for None or "chacha20"."""
+    """Returns a JAX key for the noise: fixed for an integer, else random and secret."""
     if isinstance(random_state, str) and random_state == "chacha20":
         return secret_key()
     if random_state is None:

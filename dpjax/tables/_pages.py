@@ -70,16 +70,15 @@ def html_blocks(blocks: Iterable[Block]) -> str:
 
 
 def _html_block(block: Block) -> str:
-    """Returns a block of a page (paragraph, table, picture, title or list) as HTML."""
+    """Returns one block of a page, such as a paragraph, table or picture, as HTML."""
     match block:
         case Text(text, is_warning):
             mark = ' class="warning"' if is_warning else ""
             return f"<p{mark}>{_html(text)}</p>"
         case Rows(head, lines):
-            columns = zip(head, *lines, strict=True)
             marks = [
                 ' class="n"' if all(map(_NUMBER.match, cells)) else ""
-                for _, *cells in columns
+                for _, *cells in zip(head, *lines, strict=True)
             ]
             rows = [_html_row("th", head, marks)]
             rows += [_html_row("td", line, marks) for line in lines]
@@ -233,8 +232,9 @@ class _Panel(NamedTuple):
 
     @classmethod
     def of(cls, name: Any, shape: Shape, band: np.ndarray | None) -> "_Panel":
-        """Returns a shape's panel for `plot`; `band` (2, m) has ends of intervals."""
-        # Of many categories the panel has those with the largest values.
+        """Returns the panel of column `name` for `plot`, with its width and depth."""
+        # `band` (2, m) has the ends of intervals; None: there are none. Of more than 64
+        # categories the panel has those with the largest values.
         num, title = len(shape.grid), short(name, 40)
         if shape.grid.dtype.kind == "f":
             return cls(title, shape, band=band)
@@ -250,7 +250,7 @@ class _Panel(NamedTuple):
 
 
 def _rows(panels: Iterable[_Panel]) -> Iterator[list[_Panel]]:
-    """Yields panels for `plot` in rows of at most four normal widths, or one panel."""
+    """Yields rows of panels for `plot`: four normal widths at most, or one panel."""
     row: list[_Panel] = []
     for panel in panels:
         if row and sum(drawing.span for drawing in row) + panel.span > 4:

@@ -14,7 +14,7 @@ import numpy as np
 
 from dpjax import _validate
 from dpjax._lazy import VERSION
-from dpjax.tables.io._untrusted import number, of_type
+from dpjax.tables.io._untrusted import number, of_type, well_formed
 
 if TYPE_CHECKING:
     from dpjax.accounting import PrivacyGuarantee
@@ -76,9 +76,9 @@ class Statement(NamedTuple):
 
 
 def stored_arrays(file: BinaryIO) -> Any:
-    """Opens a NumPy archive without compression and objects, which may be a stranger's.
+    """Opens a NumPy archive, perhaps a stranger's; refuses to uncompress or unpickle.
 
-    A few compressed bytes could fill the memory, and objects run code.
+    A few compressed bytes could fill the memory, and objects could run code.
     """
     if not zipfile.is_zipfile(file):
         raise ValueError("it is no NumPy archive, or cut off")
@@ -117,18 +117,13 @@ def read_guarantee(path: str | os.PathLike[str]) -> "PrivacyGuarantee":
         >>> read_guarantee(path).epsilon
         1.0
     """
-    with Path(path).open("rb") as file:
-        try:
-            content = json.loads(_json_of(file))
-            if not isinstance(content, dict) or "privacy" not in content:
-                raise ValueError("it has no field privacy")
-            return Statement.read(content["privacy"]).made()
-        except Exception as why:  # zipfile, NumPy and json raise errors of many types
-            raise ValueError(
-                "path must be a file of dpjax that states its guarantee (model.npz, "
-                f"report.json or description.json), got {str(path)!r}: "
-                f"{type(why).__name__}, {str(why).rstrip('.')}."
-            ) from None
+    rule = "path must be a file of dpjax that states its guarantee (model.npz, "
+    rule += "report.json or description.json)"
+    with Path(path).open("rb") as file, well_formed(rule, path):
+        content = json.loads(_json_of(file))
+        if not isinstance(content, dict) or "privacy" not in content:
+            raise ValueError("it has no field privacy")
+        return Statement.read(content["privacy"]).made()
 
 
 def _json_of(file: BinaryIO) -> str | bytes:

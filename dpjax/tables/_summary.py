@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from dpjax import _validate
 from dpjax._rounding import digits
 from dpjax.tables._pages import Rows, Text, html_blocks
 from dpjax.tables.io._untrusted import printable
@@ -56,8 +55,11 @@ def errors_of_sums(
 
 
 def interval_of(values: ArrayLike, errors: ArrayLike, level: float) -> np.ndarray:
-    """Returns the lower and the upper ends of normal intervals, shape (2, m)."""
-    _validate.probability(level=level)
+    """Returns lower and upper ends (2, m) of normal confidence intervals of estimates.
+
+    The m estimates are `values`, with standard errors `errors`; `level` is the
+    probability, in (0, 1), of each interval.
+    """
     values, errors = np.asarray(values, np.float64), np.asarray(errors, np.float64)
     half = statistics.NormalDist().inv_cdf(0.5 + level / 2) * errors
     return np.stack([values - half, values + half])
@@ -102,6 +104,12 @@ class Summary:
         return rows
 
     @property
+    def lines(self) -> list[list[str]]:
+        """The `rows`, each after the name of its coefficient."""
+        names = map(str, self.names)
+        return [[name, *row] for name, row in zip(names, self.rows, strict=True)]
+
+    @property
     def sentences(self) -> list[str]:
         """Sentences below the table: on intervals, why some are infinite, and notes."""
         is_refused = np.isinf(self.standard_errors)
@@ -129,14 +137,9 @@ class Summary:
                 )
         return [*notes, *self.notes]
 
-    @property
-    def _lines(self) -> list[list[str]]:
-        names = map(str, self.names)
-        return [[name, *row] for name, row in zip(names, self.rows, strict=True)]
-
     def __str__(self) -> str:
         """Returns the coefficients as text, with `sentences` and the guarantee."""
-        lines = [[printable(name), *row] for name, *row in self._lines]
+        lines = [[printable(name), *row] for name, *row in self.lines]
         cells = [["", *self.header], *lines]
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         lines = [
@@ -152,7 +155,7 @@ class Summary:
         return "\n".join([self.title, rule, lines[0], rule, *lines[1:], rule, *texts])
 
     def _repr_html_(self) -> str:
-        table = Rows(["", *self.header], self._lines)
+        table = Rows(["", *self.header], self.lines)
         texts = map(Text, (*self.sentences, self.guarantee))
         return html_blocks([Text(self.title), table, *texts])
 
@@ -167,5 +170,4 @@ def _factor(logarithm: float) -> str:
     if not 1e-12 < abs(logarithm) < 1e-2:
         return digits(math.exp(logarithm) if logarithm < 700 else math.inf)
     places = 2 - math.floor(math.log10(abs(logarithm)))
-    text = np.format_float_positional(math.exp(logarithm), places, trim="-")
-    return str(text)
+    return str(np.format_float_positional(math.exp(logarithm), places, trim="-"))

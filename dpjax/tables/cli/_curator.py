@@ -22,28 +22,10 @@ from rich.table import Table
 from dpjax import _validate
 from dpjax.tables.cli import _schema, _terminal
 from dpjax.tables.cli._settings import CheckSettings, SchemaSettings, link_of
-from dpjax.tables.columns._kinds import (
-    BoundedColumn,
-    Categorical,
-    Numeric,
-    labels_of,
-)
-from dpjax.tables.io._tables import (
-    Column,
-    column_names,
-    declared_kinds,
-    read_columns,
-    surveys,
-)
-from dpjax.tables.io._texts import (
-    UNDECODED,
-    TextFormat,
-    Texts,
-    float32_of,
-    is_mark,
-    number_of,
-    text_of,
-)
+from dpjax.tables.columns._kinds import BoundedColumn, Numeric, labels_of
+from dpjax.tables.io import _tables, _texts
+from dpjax.tables.io._tables import Column, column_names, read_columns
+from dpjax.tables.io._texts import UNDECODED, TextFormat, Texts, float32_of, is_mark
 from dpjax.tables.io._untrusted import printable
 from dpjax.tables.models._terms import Link
 
@@ -70,7 +52,6 @@ _NEARLY_NONE = 0.01  # share of the cells
 _TOO_FEW_LABELS = 0.001
 _FAR_IN_A_TEMPLATE = 0.25
 _MOST_LABELS = 10
-_TEMPLATE = Numeric(0.0, 1.0)
 
 
 class Cells(NamedTuple):
@@ -96,7 +77,7 @@ class Cells(NamedTuple):
 
 
 def check(settings: CheckSettings) -> None:
-    """Runs `dpjax check`: shows the data's owner how well a schema fits a file."""
+    """Runs `dpjax check`: prints which cells of a file can be used; not private."""
     path, text_format = Path(settings.source), settings.text_format
     about_lines = [*remarks_on_lines(path, text_format)]
     console = _terminal.terminal()
@@ -107,9 +88,7 @@ def check(settings: CheckSettings) -> None:
     )
     for text in about_lines:
         console.print(text, soft_wrap=True)
-    kinds, target, _ = _schema.declared_columns(
-        path, schema=settings.schema, target=settings.target, text_format=text_format
-    )
+    kinds, target, _ = _schema.declared_columns(settings)
     columns = read_columns(path, [*kinds], text_format=text_format)
     cells = {name: count_cells(kind, columns[name]) for name, kind in kinds.items()}
     console.print(_rows(kinds, cells, target))
@@ -135,8 +114,9 @@ def warn_curator(
 ) -> bool:
     """Prints which columns training cannot use; returns whether there are any.
 
-    The messages depend on the records (`columns` has their cells). They are for the
-    data's owner, who sees a wrong schema on standard error before a budget is spent.
+    `target` names the column to predict, `columns` has the cells by column. Messages
+    depend on the records: they go to standard error, for the data's owner, who sees a
+    wrong schema before a budget is spent.
     """
     kinds: dict[str, _schema.Kind] = {**schema.columns, target: schema.target}
     kinds |= schema.bounded
@@ -149,13 +129,14 @@ def warn_curator(
 def _findings(
     kinds: Mapping[str, _schema.Kind], cells: Mapping[str, Cells], target: str | None
 ) -> Iterator[str]:
-    """Yields a message for each column with nearly no usable cell, or many far numbers.
+    """Yields a warning for each column whose cells the schema does not fit.
 
-    They tell the data's owner that the schema is wrong. `kinds` (its declarations) and
-    `cells` (counts) are by column; `target` is the column to predict, if there is any.
+    Nearly no cell can be used, or many numbers are far from the declared center. The
+    declarations (`kinds`) and the counts (`cells`) are by column; `target` names the
+    column to predict, or is None. The data's owner then corrects the schema.
     """
     numeric = [kind for kind in kinds.values() if isinstance(kind, Numeric)]
-    is_template = all(kind == _TEMPLATE for kind in numeric)
+    is_template = all(kind == Numeric() for kind in numeric)
     for name, kind in kinds.items():
         if kind is not None and kind.categories:
             text = _unmatched(kind.categories, cells[name], is_target=name == target)
@@ -170,7 +151,8 @@ def _remarks(
 ) -> Iterator[str]:
     """Yields messages on missing targets, undecodable bytes and unlisted categories.
 
-    They tell the owner of columns that can be used. Arguments are as in `_findings`.
+    The data's owner sees them; the schema may still be right. Arguments are as in
+    `_findings`.
     """
     for name, kind in kinds.items():
         counts = cells[name]
@@ -194,9 +176,10 @@ def _remarks(
 
 
 def _unmatched(labels: tuple[str, ...], cells: Cells, *, is_target: bool) -> str:
-    """Returns a warning if too few cells have one of the schema's `labels`, else "".
+    """Returns a warning if too few of a column's cells have a listed category, else "".
 
-    A target has a single label: if nearly all cells have it, this warns, too.
+    The schema lists the categories `labels`; `cells` has the counts. A target has one
+    label, its positive one: then it is a warning, too, if nearly all cells have it.
     """
     share, used = cells.used / max(cells.total, 1), cells.of_all(cells.used)
     if is_target:
@@ -219,19 +202,18 @@ def _unmatched(labels: tuple[str, ...], cells: Cells, *, is_target: bool) -> str
 
 
 def _unread(kind: Any, cells: Cells, *, is_template: bool) -> str:
-    """Returns a warning if nearly no cell is a number, or many are far, else "".
+    """Returns a warning if the declaration of a column of numbers seems wrong, else "".
 
-    The column's declaration, `kind`, is then wrong. With `is_template` all columns of
-    numbers have center 0 and scale 1, as `dpjax schema` writes without a guess: then
-    fewer far numbers give a warning.
+    It does if nearly no cell is a number, or many are far from the center that `kind`,
+    the declaration, has; `cells` has the counts. With `is_template` all columns have
+    center 0 and scale 1, as `dpjax schema` writes without a guess: then fewer are many.
     """
     is_amount = isinstance(kind, BoundedColumn)
     if cells.used <= _NEARLY_NONE * cells.total:
         looks = f"; most are {cells.looks}" if cells.looks else ""
         number = "a number from zero on" if is_amount else "a number"
         return f"{cells.of_all(cells.used)} cells hold {number}{looks}."
-    is_strict = is_amount or is_template
-    most = _FAR_IN_A_TEMPLATE if is_strict else 1 - _NEARLY_NONE
+    most = _FAR_IN_A_TEMPLATE if is_amount or is_template else 1 - _NEARLY_NONE
     if kind is None or cells.far <= most * cells.used:
         return ""
     far = cells.of_all(cells.far)
@@ -248,7 +230,8 @@ def _unread(kind: Any, cells: Cells, *, is_template: bool) -> str:
 def _rows(
     kinds: Mapping[str, _schema.Kind], cells: Mapping[str, Cells], target: str | None
 ) -> Table:
-    """Returns the table of `check`: a line for each column's declaration and cells."""
+    """Returns the table that `check` prints; arguments are as in `_findings`."""
+    # A line has a column's declaration, and shares of its cells that cannot be used.
     lines, right = [], ["missing", "not read", "beyond 5 scales"]
     for name, kind in kinds.items():
         counts = cells[name]
@@ -279,13 +262,11 @@ def _percent(count: int, total: int) -> str:
     return "0%" if count == 0 else f"{share:.1f}%" if share >= 0.1 else "<0.1%"
 
 
-def count_cells(
-    kind: Numeric | Categorical | BoundedColumn | None, column: Column
-) -> Cells:
-    """Returns how many of a column's cells are missing, not readable, or far.
+def count_cells(kind: _schema.Kind, column: Column) -> Cells:
+    """Counts the cells of a column (n,) that are missing, not readable, or far.
 
-    The counts are for messages to the data's owner, which are not private. `kind` is
-    the schema's declaration; None stands for numbers of unknown range.
+    Messages to the data's owner have these counts, which no guarantee covers. `kind` is
+    the schema's declaration of the column; None stands for numbers of unknown range.
     """
     is_used = (kind or Numeric()).is_read(column)
     unused = count_texts(column[np.flatnonzero(~is_used)])
@@ -314,14 +295,14 @@ def count_cells(
 def count_texts(column: Column) -> Counter[str]:
     """Counts how often a column has each text."""
     if not isinstance(column, Texts):
-        return Counter(map(text_of, column.tolist()))
+        return Counter(map(_texts.text_of, column.tolist()))
     texts, codes = column.distinct
     counts = np.bincount(codes, minlength=len(texts)).tolist()
     return Counter(dict(zip(texts, counts, strict=True)))
 
 
 def say_to_curator(texts: Iterable[str]) -> None:
-    """Prints messages to the data's owner, warning that no guarantee covers them."""
+    """Prints messages, if any, on standard error: no guarantee covers them."""
     for place, text in enumerate(texts):
         if place == 0:
             _terminal.warn(
@@ -333,7 +314,7 @@ def say_to_curator(texts: Iterable[str]) -> None:
 
 def remarks_on_lines(path: Path, text_format: TextFormat) -> Iterator[str]:
     """Yields advice on lines of a text file that may be no records, such as totals."""
-    for name, lines in surveys(path, text_format).items():
+    for name, lines in _tables.surveys(path, text_format).items():
         if lines.title:
             yield (
                 f"{name}: line {lines.title + 1} looks like the header: if a title is "
@@ -381,12 +362,13 @@ def undecoded(cells: Cells) -> str:
 
 
 def _look(texts: Mapping[str, int]) -> str:
-    """Returns how most cells write numbers, such as "like 1,5 (try --decimal ,)".
+    """Returns how cells that are not read write numbers: "like 1,5 (try --decimal ,)".
 
-    `texts` has the number of cells with each text. "": in no way that is known.
+    `texts` maps each text to its number of cells. The options are those that read most
+    cells; the result is "" if they do not read half of them.
     """
     texts = dict(Counter(texts).most_common(1_000))  # enough to see a format
-    odd = [text for text in texts if np.isnan(number_of(text))]
+    odd = [text for text in texts if np.isnan(_texts.number_of(text))]
     negative = [text for text in odd if _NEGATIVE.fullmatch(text)]
     looks = {f"write -{_NO_DIGITS.sub('', x).strip()}": negative for x in negative[:1]}
     # Of options that read as many cells, the first are advised.
@@ -458,9 +440,9 @@ _YES = ("yes", "true", "1", "y", "t")
 
 
 def guess_names(path: Path, names: Sequence[str]) -> dict[str, Guess]:
-    """Guesses what a schema says of each column by names and declared types alone."""
+    """Guesses each column's declaration in a schema from its name and Parquet type."""
     guesses = {name: guess_name(name) for name in names}
-    for name, kind in declared_kinds(path).items():
+    for name, kind in _tables.declared_kinds(path).items():
         guess = guesses[name]
         is_no_number = guess.categories is not None or guess == _HAS_TIMES
         by_kind = {
@@ -485,7 +467,7 @@ def guess_name(name: str) -> Guess:
 
 
 def guess_cells(column: Column) -> Guess:
-    """Guesses center and scale, or categories, for a schema from cells: not private."""
+    """Guesses a column's center and scale, or categories, by its cells: not private."""
     known = float32_of(column)
     known = known[~np.isnan(known)]
     texts = {t: count for t, count in count_texts(column).items() if not is_mark(t)}
@@ -499,8 +481,7 @@ def guess_cells(column: Column) -> Guess:
         # Without another word the first is the reference, such as "no".
         named = sorted(texts, key=lambda text: (text.lower() in _YES, text))
         return Guess(categories=tuple(named))
-    is_empty = len(texts) < 2
-    return Guess(left_out="has at most one value") if is_empty else _IS_CODE
+    return Guess(left_out="has at most one value") if len(texts) < 2 else _IS_CODE
 
 
 def _rounded(number: float) -> float:
@@ -516,9 +497,10 @@ def schema_text(
     link: Link | None = None,  # of the loss; decides what the section [target] holds
     is_quoted: bool = False,  # whether cells in quotes may have line breaks
 ) -> str:
-    """Returns the text of a schema in TOML, which the user is to correct.
+    """Returns the text of a schema in TOML, made of guesses, for the user to correct.
 
-    Each guess, by column, becomes a section, or a comment on why it is left out.
+    `guesses` has a guess for each column. It becomes a section of the schema, or a
+    comment on why the column is left out.
     """
     sections, has_exposure = [], False
     for name, guess in guesses.items():
@@ -573,7 +555,7 @@ def _entry(guess: Guess) -> str:
         return f"center = {guess.center}\nscale = {guess.scale}\n"
     if not guess.categories:
         return f'categories = ["{_schema.FILL_IN}"]  # list them: "a", "b"\n'
-    return f"categories = [{', '.join(map(_schema.toml_text, guess.categories))}]\n"
+    return f"categories = {_schema.toml_text(guess.categories)}\n"
 
 
 def propose(settings: SchemaSettings) -> None:
@@ -596,7 +578,7 @@ def propose(settings: SchemaSettings) -> None:
     if settings.from_data:
         # Names suggest times, but may be wrong: cells that are numbers count.
         times = {name for name, guess in guesses.items() if guess == _HAS_TIMES}
-        times -= set(declared_kinds(path))
+        times -= set(_tables.declared_kinds(path))
         read = [
             name
             for name, guess in guesses.items()

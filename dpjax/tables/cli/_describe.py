@@ -87,14 +87,12 @@ def describe(settings: DescribeSettings) -> None:
 
 
 def _read(settings: DescribeSettings, key: Key) -> tuple[dict[str, Kind], Table]:
-    """Returns what the schema declares of each column, and the table with their cells.
+    """Reads a file: returns the declaration of each column, and the `Table` of cells.
 
-    If the file has more records than --max-records allows, `key` draws a sample of it.
+    If the file has more records than --max-records allows, `key` draws a sample.
     """
     source, text_format = Path(settings.source), settings.text_format
-    declared, _, names = declared_columns(
-        source, schema=settings.schema, target=settings.target, text_format=text_format
-    )
+    declared, _, names = declared_columns(settings)
     # Exposures and weights are described as numbers from zero to their maximum.
     kinds: dict[str, Kind] = {
         name: Numeric(kind.max / 2, kind.max / 2, limit=1.0)

@@ -9,20 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import _validate, losses
+from dpjax import _validate, losses, solvers
 from dpjax._types import ArrayLike, Key, PyTree
 from dpjax.accounting import PrivacyGuarantee, Sampling, noise_multiplier
 from dpjax.datasets import Dataset
 from dpjax.losses import LinearLoss
 from dpjax.losses._residual_losses import named
-from dpjax.solvers import (
-    Checkpoint,
-    Curves,
-    Execution,
-    Solution,
-    dp_additive_model,
-    dp_linear_model,
-)
+from dpjax.solvers import Curves, Execution, Solution, dp_linear_model
 from dpjax.solvers.additive._curves import knots_of
 from dpjax.solvers.linear._model import checked, noise_of
 from dpjax.solvers.statistics._noisy_mean import one_gaussian
@@ -132,7 +125,7 @@ def fit(plan: Plan, rows: tuple[Any, ...], *, key: Key, **options: Any) -> Solut
         offsets = jnp.log(jnp.where(is_seen, exposures, 1.0))
         weights = jnp.where(is_seen, 1.0 if weights is None else weights, 0.0)
     is_additive = "smooth" in plan.arguments
-    solution = (dp_additive_model if is_additive else dp_linear_model)(
+    solution = (solvers.dp_additive_model if is_additive else dp_linear_model)(
         *(plan.loss_fn, (features, targets)),
         key=key,
         intercept=-1,
@@ -178,9 +171,10 @@ def train_private(
     on_step: OnStep,  # moves a bar; takes a name, the steps done, and all steps
     run_folder: RunFolder | None = None,  # of --checkpoint
 ) -> Solution:
-    """Returns the model and guarantee of the planned training, on the training records.
+    """Releases the planned model, fitted to the training records, and its guarantee.
 
-    With a `run_folder`, the solver saves its states there, and resumes from them.
+    The solver's `Solution` has both, and statistics that were released. With a
+    `run_folder`, the solver saves its states there, and resumes from them.
     """
     name, num_shown = plan.method, 0
 
@@ -191,7 +185,7 @@ def train_private(
         on_step(name, num_shown, None)
 
     on_step(name, 0, None)
-    checkpoint = run_folder and Checkpoint(run_folder.states, 10)
+    checkpoint = run_folder and solvers.Checkpoint(run_folder.states, 10)
     execution = Execution(callback=watch, checkpoint=checkpoint)
     # Rows are NumPy arrays: the solver then owns the device's copy, and can free it.
     solution = fit(plan, rows_of(data), key=key, execution=execution)
@@ -205,7 +199,7 @@ def train_private(
 def compare(
     plan: Plan, data: Dataset, private: Solution, *, key: Key, on_step: OnStep
 ) -> list[Score]:
-    """Returns test scores of models of a public data set: they show privacy's cost.
+    """Returns scores of models on a public data set's test records: privacy's cost.
 
     In order: the best constant and a linear model, both without privacy; a private
     linear model with the same budget, unless the plan is one; and `private`, the model
@@ -219,8 +213,7 @@ def compare(
     solutions = {}
     for (name, own), own_key in zip(plans.items(), jax.random.split(key), strict=False):
         on_step(name, 0, 1)
-        fitted = fit(own, rows_of(data), key=own_key)
-        solutions[name] = jax.block_until_ready(fitted)
+        solutions[name] = jax.block_until_ready(fit(own, rows_of(data), key=own_key))
         on_step(name, 1, 1)
     (first, without), *private_ones = solutions.items()
     level = without.stats.get("constant", 0.0)
@@ -300,7 +293,7 @@ def evaluate(
     *,
     key: Key,
 ) -> Evaluation:
-    """Releases private scores of a model on held-out records, beside a constant's.
+    """Releases private scores of a model, and of a constant, on the held-out records.
 
     Privacy:
         The guarantee is `privacy`, which `evaluation_privacy` returns. With units,

@@ -19,7 +19,7 @@ import scipy.stats
 from matplotlib.figure import Figure
 
 import dpjax
-from dpjax import _files, _validate
+from dpjax import _files
 from dpjax._rounding import digits, rounded_up
 from dpjax.accounting import PrivacyGuarantee
 from dpjax.datasets import Dataset
@@ -28,16 +28,8 @@ from dpjax.solvers.additive._curves import FINE
 from dpjax.solvers.training._curves import hats
 from dpjax.tables import default_delta
 from dpjax.tables._pages import image_of
-from dpjax.tables.cli import _settings, _terminal
-from dpjax.tables.cli._fit import (
-    NO_PRIVACY,
-    Budget,
-    Plan,
-    fit,
-    make_plan,
-    predictions_of,
-    rows_of,
-)
+from dpjax.tables.cli import _fit, _settings, _terminal
+from dpjax.tables.cli._fit import NO_PRIVACY, Budget, Plan
 from dpjax.tables.cli._schema import Schema, read_schema
 from dpjax.tables.models._terms import bending_features
 
@@ -114,7 +106,8 @@ class Forecast:
         return "AUC" if self.loss == "logistic" else "R2"
 
     def tables(self) -> Iterator[list[list[str]]]:
-        """Yields two tables to print, titles first: scores, and bounds on attacks."""
+        """Yields two tables as lists of lines of texts; the first line has titles."""
+        # They show the models' scores, and bounds on membership attacks, by epsilon.
         wanted = self.settings.width
         lines = [["model", f"{self.loss} loss", self.score, "95 % interval"]]
         lines[0] += [] if wanted is None else [f"records for {wanted:g}"]
@@ -136,7 +129,7 @@ class Forecast:
         yield lines
 
     def texts(self) -> list[str]:
-        """Returns explanations of the tables, and advice, by the template `plan.md`."""
+        """Returns paragraphs that explain the tables and advise, from `plan.md`."""
         asked, least, best = self.settings, self.constant.loss, self.ideal.loss
         goal = least - _MOST_OF * (least - best)
         enough = [x for x in self.outcomes if x.loss <= goal]
@@ -180,10 +173,9 @@ class Forecast:
             attacks = {"true_positive_rates": true, "posteriors_of_0.01": after}
             return epsilon | of(x) | {"least_rows": x.least_rows} | attacks
 
-        settings = vars(self.settings) | {"loss": self.loss, "seed": self.seed}
         return {
             "dpjax": dpjax.__version__,
-            "settings": settings,
+            "settings": vars(self.settings) | {"loss": self.loss, "seed": self.seed},
             "delta": self.delta,
             "outcomes": [of_private(x) for x in self.outcomes],
             "no_privacy": of(self.ideal),
@@ -203,14 +195,12 @@ def forecast(settings: _settings.ForecastSettings) -> None:
     is_class = bool(schema.target and schema.target.categories)
     loss = settings.loss or ("logistic" if is_class else "squared")
     rule = f"left out with --loss {loss}, which has no share of records to state"
-    is_fine = settings.base_rate is None or loss in ("logistic", "tweedie")
-    _validate.require(is_fine, "--base-rate", settings.base_rate, rule)
+    settings.require("base_rate", loss in ("logistic", "tweedie"), rule)
     seed = secrets.randbits(32) if settings.seed is None else settings.seed
     made = _Made(settings, schema, loss, seed)
     size = len(made.data(2).feature_names)
     rule = f"at most {_MOST_CELLS // size:,} with {size - 1} features"
-    is_fine = settings.rows * size <= _MOST_CELLS
-    _validate.require(is_fine, "--rows", settings.rows, rule)
+    settings.require("rows", settings.rows * size <= _MOST_CELLS, rule)
     outcomes, total = [], len(settings.epsilons) + 1
     with _terminal.progress_bars(_terminal.terminal(stderr=True)) as on_step:
         on_step("Models of made records", 0, total)
@@ -270,8 +260,7 @@ class _Made:
         lines = self._fit(plan, data)
         level = np.full_like(data.test_targets, lines.stats.get("constant", 0.0))
         constant = Outcome(nothing, *_measure(plan, level, data))
-        width = self.width(NO_PRIVACY)
-        ideal = Outcome(nothing, *_judge(plan, data, lines), width)
+        ideal = Outcome(nothing, *_judge(plan, data, lines), self.width(NO_PRIVACY))
         if self.settings.model == "linear":
             return ideal, constant
         for knots in _KNOTS:
@@ -336,31 +325,29 @@ class _Made:
         *,
         intervals: bool = False,  # whether the model has standard errors
     ) -> tuple[Plan, Dataset]:
-        """Returns a training's budget and arguments, and simulated records for it."""
+        """Returns the `Plan` of a training with `epsilon`, and simulated records."""
         data = self.data(rows or self.settings.rows)
         delta = self.settings.delta or default_delta(len(data.features))
         options = {"loss": self.loss, "model": model, "intervals": intervals}
         settings = _settings.Settings(source="made", epsilon=epsilon, **options)
-        return make_plan(settings, data, Budget(epsilon, delta)), data
+        return _fit.make_plan(settings, data, Budget(epsilon, delta)), data
 
     def _fit(self, plan: Plan, data: Dataset, draw: int = 0) -> Solution:
-        rows = jax.tree.map(jnp.asarray, rows_of(data))
         # The seed may be known: simulated records need no protection.
         key = jax.random.fold_in(jax.random.key(self.seed), draw)
-        return fit(plan, rows, key=key)
+        return _fit.fit(plan, _fit.rows_of(data), key=key)
 
 
 def _two_digits(number: float) -> int:
-    step = 10 ** max(0, math.floor(math.log10(number)) - 1)
-    return math.ceil(number / step) * step
+    return int(float(rounded_up(math.ceil(number), 2)))
 
 
 def _with_curves(data: Dataset, knots: tuple[float, ...]) -> Dataset:
-    """Adds hat functions of numbers, at `knots`, as features: linear fits then bend."""
-    columns = list(bending_features(data.schema))
+    """Returns data with hat functions of the numeric columns as additional features."""
+    # A linear model of these has a curve for each such column, linear between `knots`.
 
     def bent(rows: np.ndarray) -> np.ndarray:
-        values = jnp.asarray(rows[:, columns])
+        values = jnp.asarray(rows[:, list(bending_features(data.schema))])
         functions = np.asarray(hats(values, knots)[..., 1:])  # they add up to 1
         return np.hstack([functions.reshape(len(rows), -1), rows])
 
@@ -369,12 +356,13 @@ def _with_curves(data: Dataset, knots: tuple[float, ...]) -> Dataset:
 
 
 def _judge(plan: Plan, data: Dataset, solution: Solution) -> tuple[float, float]:
-    predictions = predictions_of(solution.params, data.test_features)
+    predictions = _fit.predictions_of(solution.params, data.test_features)
     return _measure(plan, np.asarray(predictions), data)
 
 
 def _measure(plan: Plan, predictions: np.ndarray, data: Dataset) -> tuple[float, float]:
-    """Returns test loss and score, AUC or R2, of predictions (n,) before the link."""
+    """Returns the mean loss of predictions on test records, and their AUC or R2."""
+    # `predictions` (n,) are scores, to which the link function is not yet applied.
     targets, at = data.test_targets, jnp.asarray(predictions)
     loss = float(jnp.mean(plan.loss_fn.value(at, targets)))
     if data.task == "classification":

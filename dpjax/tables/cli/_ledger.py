@@ -13,7 +13,7 @@ import dataclasses
 import math
 import os
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -28,7 +28,7 @@ from dpjax.tables.cli._schema import toml_text
 from dpjax.tables.cli._settings import OpenLedgerSettings, ShowLedgerSettings
 from dpjax.tables.cli._terminal import show_paths, table_of, terminal
 from dpjax.tables.io._csv import named
-from dpjax.tables.io._untrusted import number, of_type, toml_content
+from dpjax.tables.io._untrusted import number, of_type, toml_content, well_formed
 
 _FORMAT = 1
 _HEAD = """\
@@ -87,20 +87,18 @@ class Ledger:
         if source is not None:
             text += (
                 f"\n[table]\nname = {toml_text(source.name)}\n"
-                f"records = {source.num_records}\ncolumns = {_listed(source.columns)}\n"
+                f"records = {source.num_records}\n"
+                f"columns = {toml_text(source.columns)}\n"
             )
         for entry in self.entries:
             divergence, delta = entry.price
             text += (
                 f"\n[[runs]]\nid = {toml_text(entry.id)}\nat = {entry.at.isoformat()}\n"
-                f"method = {toml_text(entry.method)}\nparts = {_listed(entry.parts)}\n"
+                f"method = {toml_text(entry.method)}\n"
+                f"parts = {toml_text(entry.parts)}\n"
                 f"divergence = {divergence!r}\ndelta = {delta!r}\n"
             )
         return text
-
-
-def _listed(texts: Iterable[str]) -> str:
-    return f"[{', '.join(map(toml_text, texts))}]"
 
 
 def open_new(settings: OpenLedgerSettings) -> None:
@@ -135,14 +133,13 @@ def show(settings: ShowLedgerSettings) -> None:
         share = rounded_up(100 * max(x / y for x, y in pairs if y > 0), 3)
         released = f"{entry.method}: {'; '.join(entry.parts)}"
         lines.append([entry.id, entry.at.isoformat(), released, f"{share}%"])
-    head = ["run", "at", "released", "share of the limit"]
-    console.print(table_of(head, lines))
+    console.print(table_of(["run", "at", "released", "share of the limit"], lines))
     console.print(_said_spent(read))
     console.print(said_left(read.filter))
 
 
 def said_left(filled: PrivacyFilter) -> str:
-    """Returns a sentence on the budget that `filled`, a ledger's filter, has left."""
+    """Returns a sentence on the budget that a ledger's filter, `filled`, has left."""
     left = filled.left
     if left.divergence <= 0:
         return "Nothing is left."
@@ -189,7 +186,8 @@ def read_ledger(path: Path) -> Ledger:
     """Returns the ledger in a TOML file; raises `ValueError` if it is malformed."""
     rule = "a file; dpjax ledger open FILE --epsilon E --delta D writes one"
     _validate.require(path.is_file(), "--ledger", str(path), rule)
-    try:
+    errors = OSError, ValueError, KeyError, TypeError, RecursionError
+    with well_formed(f"--ledger must be {_RULE}", path, errors):
         content = toml_content(path)
         if content["format"] != _FORMAT:
             rule = f"not {_FORMAT}: use the version of dpjax that wrote it"
@@ -212,9 +210,6 @@ def read_ledger(path: Path) -> Ledger:
             source,
             tuple(map(_entry, of_type(list, "runs", content.get("runs", [])))),
         )
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as why:
-        text = f"got {str(path)!r}: {type(why).__name__}, {str(why).rstrip('.')}."
-        raise ValueError(f"--ledger must be {_RULE}, {text}") from None
 
 
 def _entry(content: Any) -> Entry:
@@ -229,8 +224,7 @@ def _entry(content: Any) -> Entry:
 
 
 def _texts(content: Mapping[str, Any], name: str) -> tuple[str, ...]:
-    texts = of_type(list, name, content[name])
-    return tuple(of_type(str, name, text) for text in texts)
+    return tuple(of_type(str, name, x) for x in of_type(list, name, content[name]))
 
 
 def check_room(path: Path, unit: str | None) -> Ledger:

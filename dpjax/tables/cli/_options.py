@@ -18,7 +18,6 @@ import typer
 from dpjax import _validate
 from dpjax.tables.cli._terminal import refusals, stage
 
-PRIVACY, DATA, METHOD, OUTPUT = "Privacy", "Data of a file", "Method", "Output"
 REQUIRED = dataclasses.MISSING  # the default of an option that must be given
 _NUMBERS = {float: "a number", int: "a whole number"}
 
@@ -39,7 +38,8 @@ def _declared(panel: str, help: str, check: Any = None, *, default: Any = None) 
 
 
 of_privacy, of_data, of_method, of_output = (
-    functools.partial(_declared, panel) for panel in (PRIVACY, DATA, METHOD, OUTPUT)
+    functools.partial(_declared, panel)
+    for panel in ("Privacy", "Data of a file", "Method", "Output")
 )
 
 

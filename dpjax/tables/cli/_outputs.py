@@ -49,10 +49,6 @@ class Trained:
         assert self.run.plan is not None
         return self.run.plan
 
-    def files(self, noise_key: str) -> dict[str, bytes]:
-        """Returns the contents of the run's files by name."""
-        return files(self.model(), self.report(noise_key))
-
     def report(self, noise_key: str) -> dict[str, Any]:
         """Returns report.json's content; `noise_key` is the key's source, in words."""
         run, plan, data = self.run, self.plan, self.data
@@ -209,9 +205,8 @@ def show(console: Console, trained: Trained) -> None:
     if ranges is not None:
         part = run.of_file(ranges.privacy)
         console.print(
-            f"Of it, {claim(part.epsilon, part.delta)} is for the "
-            f"centers and scales of {len(ranges.columns)} columns: see ranges in "
-            "report.json."
+            f"Of it, {claim(part.epsilon, part.delta)} is for the centers and scales "
+            f"of {len(ranges.columns)} columns: see ranges in report.json."
         )
     is_counted = table is not None and table.schema.weight is None and units is None
     if is_counted and (missing := missing_share(stats, num_places)):

@@ -10,10 +10,11 @@ import jax
 import numpy as np
 from dp_accounting import ComposedDpEvent, NoOpDpEvent
 
-from dpjax import _validate, accounting
+from dpjax import _validate
 from dpjax._rounding import sum_up
 from dpjax._types import Key
 from dpjax.accounting import PrivacyGuarantee
+from dpjax.solvers.statistics._noisy_mean import one_gaussian
 from dpjax.solvers.statistics._scales import Noise, Standard, least_seen, release_scales
 from dpjax.tables.cli._sources import Table
 from dpjax.tables.cli._terminal import warn
@@ -60,20 +61,20 @@ class Ranges:
 
 
 def plan_ranges(table: Table, epsilon: float, delta: float) -> Ranges:
-    """Returns the plan to release the centers and scales that the schema leaves open.
+    """Plans the release of the centers and scales that the schema does not declare.
 
-    Only public facts are used. From a budget follows how many records must have numbers
-    of about one size, so that a column's scale exceeds the noise. If they are over half
-    of all records, features are left out, and the target gets the full budget.
+    Only public facts are used. The budget, `epsilon` and `delta`, decides how many
+    records must have numbers of about one size, so that a column's scale exceeds the
+    noise. If these are over half of all records, features are left out, and the target
+    gets the full budget.
     """
     names, num_samples = table.open_columns(), table.num_samples
     rule = "left out where the schema declares all centers and scales"
     _validate.require(len(names) > 0, "--private-ranges", "a share", rule)
     has_target = table.schema.target is None
     num_features = len(names) - has_target
-    noise = Noise(
-        accounting.noise_multiplier(epsilon, delta, accounting.Sampling(num_steps=1))
-    )
+    multiplier, privacy = one_gaussian(epsilon, delta, num_samples)
+    noise = Noise(multiplier)
     least, is_informative = 0.0, True
     if num_features:
         share = _FEATURES_SHARE if has_target else 1.0
@@ -82,18 +83,12 @@ def plan_ranges(table: Table, epsilon: float, delta: float) -> Ranges:
         if not is_informative:
             names = names[num_features:]
     if has_target:
-        part = noise.part(_target_share(len(names)))
-        least = max(least, least_seen(1, part))
-    spent = (epsilon, delta) if names else (0.0, 0.0)
-    event = accounting.gaussian_event(noise.multiplier) if names else NoOpDpEvent()
-    return Ranges(
-        num_samples,
-        dict.fromkeys(names, Numeric()),
-        PrivacyGuarantee.of(*spent, dp_event=event, num_samples=num_samples),
-        least,
-        is_informative,
-        noise,
-    )
+        least = max(least, least_seen(1, noise.part(_target_share(len(names)))))
+    if not names:
+        nothing: Any = {"dp_event": NoOpDpEvent(), "num_samples": num_samples}
+        privacy = PrivacyGuarantee.of(0.0, 0.0, **nothing)
+    columns = dict.fromkeys(names, Numeric())
+    return Ranges(num_samples, columns, privacy, least, is_informative, noise)
 
 
 def _target_share(num_columns: int) -> float:
@@ -109,12 +104,12 @@ def release_ranges(
     is_centered: bool = True,
     may_bend: bool = False,  # whether features may have curves
 ) -> tuple[Ranges, Table]:
-    """Returns released centers and scales, and the table with them in its schema.
+    """Releases centers and scales of columns; returns them, and the table with them.
 
-    Then it can be encoded. `release_scales` computes them from the training
-    records, as for `dpjax.sklearn`. Without `is_centered`, for a log link, the target's
-    scale is measured from zero. If features `may_bend`, most of their numbers are
-    within two scales, as the knots of curves require.
+    Only then the columns can be encoded. `release_scales` computes the numbers from the
+    training records, as for `dpjax.sklearn`. Without `is_centered`, for a log link, the
+    target's scale is measured from zero. If features `may_bend`, most of their numbers
+    are within two scales, as the knots of curves require.
 
     Privacy:
         `planned.privacy` under replace-one: one Gaussian mechanism.

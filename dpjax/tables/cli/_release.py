@@ -2,7 +2,6 @@
 
 import contextlib
 import hashlib
-import itertools
 import os
 import re
 import shutil
@@ -75,10 +74,6 @@ class RunFolder(NamedTuple):
             and not any(path.is_symlink() for path in (*files.values(), *folders))
         )
 
-    def make(self) -> None:
-        """Makes the folder if it is missing, readable by its owner alone."""
-        _store.make_private(self.path)
-
     @property
     def states(self) -> Path:
         """The folder in which a solver keeps its states."""
@@ -133,7 +128,7 @@ class RunFolder(NamedTuple):
         self._write(_PAID, {}, {"entry": entry, "settings": settings})
 
     def _write(self, name: str, arrays: _store.Arrays, run: Mapping[str, str]) -> None:
-        self.make()
+        _store.make_private(self.path)
         content = _store.packed(arrays, run)
         path = self.path / name
         _files.write_whole(path, content, name="--checkpoint", is_secret=True)
@@ -177,16 +172,9 @@ class Release(NamedTuple):
     is_seeded: bool  # if the key is a known seed, nothing is protected
     run_folder: RunFolder | None  # from which it can be resumed, if any
 
-    def bound(self, options: str, records: Iterable[bytes]) -> "Release":
-        """Returns the release with its folder bound to these options and records."""
-        if self.run_folder is None:
-            return self
-        parts = itertools.chain([options.encode()], records)
-        return self._replace(run_folder=self.run_folder.bound(self.key, parts))
-
     @contextlib.contextmanager
     def recorded(self) -> Iterator[dict[str, bytes]]:
-        """Yields a dict to fill with files by name, written when the block ends.
+        """Yields a dict, which the block fills with files by name; then writes them.
 
         Meanwhile the key is saved in the folder of --checkpoint. If the run breaks off,
         the folder stays only if it has a state to resume from. A seed is not saved,
@@ -196,16 +184,14 @@ class Release(NamedTuple):
         folder, how = self.run_folder, "With --checkpoint FOLDER a run can be resumed."
         try:
             if folder is not None:
-                folder.make()
+                _store.make_private(folder.path)
                 if not self.is_seeded:
                     folder.keep_key(jax.random.clone(self.key))
             yield files
         except BaseException as why:
             if folder is not None and folder.has_states():
-                how = "The same command goes on from here; it needs --checkpoint"
-                how += (
-                    f"{folder.path}, which holds the key and is as secret as the data."
-                )
+                how = "The same command goes on from here; it needs --checkpoint "
+                how += f"{folder.path}, which has the key and is as secret as the data."
             elif folder is not None:
                 how = "There was no state to go on from."
                 folder.remove()
@@ -280,15 +266,12 @@ def _uninterrupted() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    names = ("SIGINT", "SIGTERM", "SIGHUP")
-    numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
-    # None is a handler outside of Python, which could not be restored.
-    numbers = [number for number in numbers if signal.getsignal(number) is not None]
     came: list[int] = []
-    handlers = {
-        number: signal.signal(number, lambda number, _: came.append(number))
-        for number in numbers
-    }
+    handlers = {}
+    for name in {"SIGINT", "SIGTERM", "SIGHUP"} & {*dir(signal)}:  # Windows has no HUP
+        number = getattr(signal, name)
+        if signal.getsignal(number) is not None:  # else Python could not restore it
+            handlers[number] = signal.signal(number, lambda one, _: came.append(one))
     try:
         yield
     finally:

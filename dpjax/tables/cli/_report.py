@@ -15,15 +15,9 @@ from typing import Any
 import numpy as np
 from dp_accounting import UnsupportedDpEvent
 
-from dpjax import _validate
+from dpjax import _validate, accounting
 from dpjax._rounding import as_decimal, claim, digits, rounded_up
-from dpjax.accounting import (
-    PrivacyGuarantee,
-    Sampling,
-    gaussian_event,
-    noise_multiplier,
-    noise_multiplier_to_epsilon,
-)
+from dpjax.accounting import PrivacyGuarantee, Sampling
 from dpjax.accounting._guarantee import group_budget
 from dpjax.tables import _pages
 from dpjax.tables._pages import Block, Picture, Rows, Text, html_of
@@ -35,6 +29,7 @@ from dpjax.tables.cli._outputs import MODEL, REPORT
 from dpjax.tables.cli._saved import figure_of, limits_of, meaning, weights_of
 from dpjax.tables.columns._kinds import Numeric, labels_of
 from dpjax.tables.describe._description import Description, Row, costs_of, numbers_of
+from dpjax.tables.io._untrusted import well_formed
 from dpjax.tables.models._model import Model, load_model
 
 Content = Mapping[str, Any]
@@ -44,6 +39,7 @@ _SAID = "epsilon", "delta", "loss"  # shown apart from the settings
 _DESCRIPTION = "description.json"
 _ENDS = {"value": math.nan, "low": -math.inf, "high": math.inf}  # JSON lacks these
 _UNREADABLE = ArithmeticError, AttributeError, LookupError, TypeError, ValueError
+_UNREADABLE += (RecursionError,)
 
 
 def report(settings: _settings.ReportSettings) -> None:
@@ -60,9 +56,9 @@ def report(settings: _settings.ReportSettings) -> None:
     _terminal.check_output(output, inputs, ".html")
     ledger = None if settings.ledger is None else read_ledger(settings.ledger)
     model = load_model(path.with_name(MODEL)) if path.name == REPORT else None
-    raw = path.read_bytes()
-    try:
-        content = json.loads(raw)
+    rule = "RUN must be what dpjax train or describe has written"
+    with well_formed(rule, path, _UNREADABLE):
+        content = json.loads(path.read_bytes())
         released = _described(content) if model is None else model
         noun = "description"
         if model is not None:
@@ -74,16 +70,11 @@ def report(settings: _settings.ReportSettings) -> None:
                 raise ValueError(f"{REPORT} is of another run than {MODEL} beside it")
         title = f"Report on a private {noun} of {content['data']}"
         text = html_of(title, [*blocks_of(content, released, ledger)])
-    except (*_UNREADABLE, RecursionError) as why:
-        raise ValueError(
-            "RUN must be what dpjax train or describe has written, "
-            f"got {str(path)!r}: {type(why).__name__}, {str(why).rstrip('.')}."
-        ) from None
     _terminal.write_output(output, text.encode())
 
 
 def _described(content: Mapping[str, Any]) -> Description:
-    """Returns the description of a table that `content` of description.json holds."""
+    """Returns the `Description` of a table from `content`, its description.json."""
     rows = []
     for row in content["rows"]:
         cells: Any = {k: _ENDS[k] if x is None else x for k, x in row.items()}
@@ -207,7 +198,7 @@ def _values(
 
 
 def _attacks(privacy: PrivacyGuarantee) -> list[Block]:
-    """Returns a table and a plot with bounds on membership attacks on any record."""
+    """Returns a table and a plot of what the guarantee leaves to membership attacks."""
     columns = _RATES, privacy.tradeoff(_RATES), privacy.posterior(0.01, _RATES)
     lines = [[*map(_percent, line)] for line in zip(*columns, strict=True)]
     head = ['wrong ones with a "yes"', "right ones, at most", "sure, at most"]
@@ -235,21 +226,23 @@ def _with_event(content: Content, privacy: PrivacyGuarantee) -> PrivacyGuarantee
         return privacy
     epsilon, delta = group_budget(budget["epsilon"], budget["delta"], size)
     if "rows" in content:  # a description
-        multiplier = noise_multiplier(epsilon, delta, Sampling(num_steps=1))
+        multiplier = accounting.noise_multiplier(epsilon, delta, Sampling(num_steps=1))
     for num in {1, num_steps} if multiplier else ():
-        cost = noise_multiplier_to_epsilon(multiplier, delta, Sampling(num_steps=num))
+        steps = Sampling(num_steps=num)
+        cost = accounting.noise_multiplier_to_epsilon(multiplier, delta, steps)
         if math.isclose(cost, epsilon, rel_tol=1e-6):
             drawn = Sampling(num_steps=1)
             if sample is not None:
                 sizes = sample["num_records"], sample["max_records"]
                 drawn = Sampling(1, num_samples=sizes[0], batch_size=sizes[1])
-            event = gaussian_event(multiplier / (size * math.sqrt(num)), drawn)
+            each = multiplier / (size * math.sqrt(num))
+            event = accounting.gaussian_event(each, drawn)
             return dataclasses.replace(privacy, dp_event=event)
     return privacy
 
 
 def _of_model(content: Content, model: Model) -> dict[str, list[Block]]:
-    """Returns tables and pictures for `report.md`, by name, of a model and its JSON."""
+    """Returns a model's tables and pictures for a report, by name in `report.md`."""
     settings = [
         [name.replace("_", " "), _plain(entry)]
         for name, entry in (content["arguments"] | content["stats"]).items()
@@ -280,7 +273,7 @@ def _of_model(content: Content, model: Model) -> dict[str, list[Block]]:
 
 
 def _public(content: Content, model: Model) -> Rows:
-    """Returns a table of columns' ranges or categories, each declared or released."""
+    """Returns a table of each column's range or categories, declared or released."""
     ranges, exposure = content.get("ranges", {}).get("columns", {}), model.exposure
     kinds: dict[str, Any] = {**model.columns, model.target_name: model.target}
     if exposure is not None:

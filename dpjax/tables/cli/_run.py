@@ -6,6 +6,7 @@ and the ledger refuses or enters the run before a value is used.
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -20,14 +21,8 @@ from dpjax.accounting._sample import sample_budget, sample_privacy
 from dpjax.datasets import Dataset
 from dpjax.solvers.statistics._noisy_mean import one_gaussian
 from dpjax.tables import default_delta
-from dpjax.tables.cli import _ledger
-from dpjax.tables.cli._fit import (
-    Budget,
-    Plan,
-    evaluation_privacy,
-    make_plan,
-    training_privacy,
-)
+from dpjax.tables.cli import _fit, _ledger
+from dpjax.tables.cli._fit import Budget, Plan, training_privacy
 from dpjax.tables.cli._ranges import Ranges, plan_ranges
 from dpjax.tables.cli._release import Release
 from dpjax.tables.cli._settings import DescribeSettings, ReleaseOptions, Settings
@@ -102,10 +97,11 @@ class Run:
 
 
 def plan_training(settings: Settings, source: Table | Dataset) -> Run:
-    """Plans a training on `source`, whose cost is then known before a value is used."""
+    """Plans a training on `source`: its budgets, guarantees and solver's arguments."""
+    # Only public facts are used, so the ledger can be charged before a value is read.
     if isinstance(source, Dataset):
         asked = _asked(settings, len(source.features))
-        plan = make_plan(settings, source, asked)
+        plan = _fit.make_plan(settings, source, asked)
         parts = {"training": training_privacy(plan, source)}
         return Run(settings, None, asked, asked, asked, parts, plan)
     table, ranges, units = source, None, source.units
@@ -120,15 +116,15 @@ def plan_training(settings: Settings, source: Table | Dataset) -> Run:
         budget = Budget(*map(difference_down, own, part))
         table = table.with_ranges(ranges.columns)
     data = blank_data(table)
-    plan = make_plan(settings, data, budget)
+    plan = _fit.make_plan(settings, data, budget)
     training = privacy_of_units(training_privacy(plan, data), units)
     if ranges is not None:
         training = ranges.joined(training)
     parts = {"training": training}
     if settings.holdout is not None:
         size, unit = len(data.test_targets), table.unit_words
-        parts["evaluation"] = evaluation_privacy(training, size, unit)
-    table = source.without_cells()
+        parts["evaluation"] = _fit.evaluation_privacy(training, size, unit)
+    table = dataclasses.replace(source, columns={})  # cells take much memory
     return Run(settings, table, asked, own, budget, parts, plan, ranges)
 
 
@@ -137,7 +133,8 @@ def plan_description(settings: DescribeSettings, table: Table) -> Run:
     asked, own, budget = _budgets(settings, table)
     _, privacy = one_gaussian(*budget, table.num_samples * table.places_per_unit)
     parts = {"description": privacy_of_units(privacy, table.units)}
-    return Run(settings, table.without_cells(), asked, own, budget, parts)
+    public = dataclasses.replace(table, columns={})
+    return Run(settings, public, asked, own, budget, parts)
 
 
 def _asked(settings: ReleaseOptions, num_samples: int) -> Budget:
@@ -164,14 +161,17 @@ def charge(
     --ledger, the run is entered into the ledger, which fails if its cost exceeds the
     limit. A run that resumes has an entry already, which pays for its only release.
     """
-    settings, paid = run.settings, None
+    settings, run_folder, paid = run.settings, release.run_folder, None
     options = repr(dataclasses.replace(settings, output=None, checkpoint=None))
-    records = () if isinstance(source, Dataset) else source.parts()
-    release = release.bound(options, records)
+    if run_folder is not None:
+        records = () if isinstance(source, Dataset) else source.parts()
+        parts = itertools.chain([options.encode()], records)
+        run_folder = run_folder.bound(release.key, parts)
+        release = release._replace(run_folder=run_folder)
     if settings.ledger is None:
         return release, None
     assert not isinstance(source, Dataset)  # `load_public` refuses a ledger
-    if (run_folder := release.run_folder) is not None:
+    if run_folder is not None:
         paid = run_folder.paid(options)
         _validate.require(
             paid is not None or not run_folder.has_states(),

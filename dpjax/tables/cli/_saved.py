@@ -20,14 +20,13 @@ from dpjax.tables.io._texts import Texts, text_of
 from dpjax.tables.io._untrusted import harmless
 from dpjax.tables.models._model import Model, load_model
 
-_SUFFIXES = {"onnx": ".onnx", "sql": ".sql"}
 _WHERE = "where it is"
 _SHOWN = (-2.0, -1.0, 0.0, 1.0, 2.0)  # where values of curves are shown, in scales
 
 
 def export(settings: _settings.ExportSettings) -> None:
     """Writes a model in another language, whole or not at all."""
-    suffix = _SUFFIXES[settings.format]
+    suffix = f".{settings.format}"
     output = settings.output or Path(f"model{suffix}")
     _terminal.check_output(output, {"MODEL": Path(settings.model)}, suffix)
     _terminal.write_output(output, model_at(settings.model).export(settings.format))
@@ -120,12 +119,11 @@ def meaning(model: Model) -> str:
 
 
 def weights_of(model: Model) -> tuple[list[str], list[list[str]]]:
-    """Returns titles and rows of a table of coefficients (with intervals) or curves."""
+    """Returns the titles and the rows of a model's table: coefficients, or curves."""
+    # With standard errors, rows are those of `Model.summary`, with intervals.
     if model.standard_errors is not None:
-        summary = model.summary()
-        pairs = zip(summary.names, summary.rows, strict=True)
-        first = f"larger by 1, or so{_at_one(model)}"
-        return [first, *summary.header], [[name, *row] for name, row in pairs]
+        summary, first = model.summary(), f"larger by 1, or so{_at_one(model)}"
+        return [first, *summary.header], summary.lines
     is_linear, lines = not model.curves.knots, []
     title = "coefficient" if is_linear else "adds"
     title = "factor" if model.link == "log" else title
@@ -164,8 +162,7 @@ def _points(model: Model) -> Iterator[tuple[str, str, list[float]]]:
             where = f"{how}, {digits(grid[0])} to {digits(grid[-1])}"
             yield key, where, [values.min(), values.max()]
             at = [kind.center + kind.scale * x for x in _SHOWN if abs(x) <= kind.limit]
-            at_points = np.interp(at, grid, values)
-            points = zip(map(digits, at), at_points, strict=True)
+            points = zip(map(digits, at), np.interp(at, grid, values), strict=True)
         for where, value in points:
             yield key, where, [value]
     where = f"all at their centers or {_baseline(model)}{_at_one(model)}"
@@ -248,18 +245,21 @@ def predict(settings: _settings.PredictSettings) -> None:
     if model.positive is not None:
         title = f"probability_{model.target_name}={model.positive}"
     writer.writerow(map(harmless, [*copied, title]))
-    cells = []
-    for column in (columns[name] for name in copied):
-        blank = None if isinstance(column, Texts) else "nan"  # a missing cell
-        texts = map(text_of, column.tolist())
-        cells.append(harmless("" if x == blank else x) for x in texts)
+    cells = [_written(columns[name]) for name in copied]
     shown = [f"{prediction:.9g}" for prediction in predictions.tolist()]
     writer.writerows(zip(*cells, shown, strict=True))
     _terminal.write_output(settings.output, text.getvalue().encode("utf-8", "replace"))
 
 
+def _written(column: Column) -> Iterator[str]:
+    """Yields a column's cells (n,) as texts for a CSV file; "" for a missing one."""
+    blank = None if isinstance(column, Texts) else "nan"  # a missing number
+    for text in map(text_of, column.tolist()):
+        yield "" if text == blank else harmless(text)
+
+
 def _said_of_cells(model: Model, columns: Mapping[str, Column]) -> Iterator[str]:
-    """Yields messages for the file's owner on cells that cannot be used, by column."""
+    """Yields messages for the file's owner on cells of `columns` that are not used."""
     kinds: dict[str, Any] = {k: v for k, v in model.columns.items() if k in columns}
     if (exposure := model.exposure) is not None and exposure.column in columns:
         kinds[exposure.column] = exposure

@@ -31,16 +31,15 @@ costs privacy. `--private-ranges` pays for this in each section that is left emp
 import dataclasses
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dpjax import _validate
-from dpjax.tables.cli._settings import AMOUNTS
+from dpjax.tables.cli._settings import AMOUNTS, CheckSettings, DescribeSettings
 from dpjax.tables.columns._kinds import BoundedColumn, Categorical, Numeric
 from dpjax.tables.io._tables import column_names
-from dpjax.tables.io._texts import PLAIN, TextFormat
 from dpjax.tables.io._untrusted import number, toml_content
 from dpjax.tables.models._terms import Link
 
@@ -130,17 +129,19 @@ def for_largest(kind: Numeric, exposure: BoundedColumn | None) -> Numeric:
 
 
 def declared_columns(
-    path: Path, *, schema: Path, target: str | None, text_format: TextFormat = PLAIN
+    settings: CheckSettings | DescribeSettings,
 ) -> tuple[dict[str, Kind], str | None, list[str]]:
-    """Returns a schema's declarations by column, the target, if any, and all names.
+    """Reads --schema for a command that checks or describes a file, DATA.
 
-    A declaration is a center and scale, categories, a maximum, or None for numbers of
-    unknown range. The file at `path`, to check or describe, must have the columns.
+    Returns the declaration of each column that the schema names (None: numbers of
+    unknown range), the name of the target or None, and the names of all columns of the
+    file. Raises `ValueError` if the file lacks a column of the schema.
     """
-    names = column_names(path, text_format)
-    check_target(target, names)
-    declared = read_schema(schema, link=None, allows_empty=True)
-    target = check_columns(declared, target, path, names)
+    path = Path(settings.source)
+    names = column_names(path, settings.text_format)
+    check_target(settings.target, names)
+    declared = read_schema(settings.schema, link=None, allows_empty=True)
+    target = check_columns(declared, settings.target, path, names)
     kinds: dict[str, Kind] = {**declared.columns, **declared.bounded}
     if target is not None:
         kinds[target] = declared.target
@@ -225,8 +226,7 @@ def _numeric(where: str, entry: Any, allows_empty: bool) -> Numeric | None:
     rule += f"{'' if is_target else ' (or a list, categories)'}, in {where}"
     rule += "; or empty, with --private-ranges" * (entry == {})
     more = {"limit"} if not is_target else set()
-    is_fine = isinstance(entry, dict) and set(entry) - more == _NUMERIC
-    _require(is_fine, entry, rule)
+    _require(isinstance(entry, dict) and set(entry) - more == _NUMERIC, entry, rule)
     try:
         return Numeric(**{name: number(name, value) for name, value in entry.items()})
     except ValueError as why:
@@ -252,7 +252,10 @@ def toml_key(name: str) -> str:
     return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else toml_text(name)
 
 
-def toml_text(text: str) -> str:
-    """Returns a text in quotes, as in JSON, with more control characters escaped."""
-    quoted = json.dumps(text, ensure_ascii=False)
+def toml_text(value: str | Sequence[str]) -> str:
+    """Returns a text, or a list of texts, as TOML writes it: in quotes, as in JSON.
+
+    TOML requires that more control characters are escaped than JSON does.
+    """
+    quoted = json.dumps(value, ensure_ascii=False)
     return re.sub("[\x7f-\x9f]", lambda one: f"\\u{ord(one[0]):04x}", quoted)

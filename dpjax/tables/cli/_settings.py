@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 LossName = Literal["logistic", "squared", "huber", "poisson", "gamma", "tweedie"]
 ModelName = Literal["additive", "linear"]
-FOR_NUMBERS = [name for name in get_args(LossName) if name != "logistic"]
 FOR_AMOUNTS: tuple[LossName, ...] = ("poisson", "gamma", "tweedie")
 AMOUNTS = "poisson, gamma or tweedie"
 _LARGEST_EPSILON = 1e4
@@ -251,7 +250,7 @@ class Settings(ReleaseOptions):
 
     def find_loss(self, *, is_classification: bool | None = None) -> LossName:
         """Returns the chosen loss, or the default of the task, if the task is known."""
-        rule = f"given for a file: logistic, {', '.join(FOR_NUMBERS)}"
+        rule = f"given for a file: {', '.join(get_args(LossName))}"
         is_fine = self.loss is not None or is_classification is not None
         _validate.require(is_fine, "--loss", None, rule)
         return self.loss or ("logistic" if is_classification else "squared")

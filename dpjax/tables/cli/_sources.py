@@ -140,14 +140,12 @@ class Table:
 
     def by_unit(self, units: Units) -> "Table":
         """Returns the table with `units`, none of them held out."""
-        rule = "a file that nobody changes while it is read: try again"
-        is_same = len(units.index) == len(self.is_test)
-        _validate.require(is_same, "DATA", self.name, rule)
         is_test = np.zeros(units.num_units, bool)
         return dataclasses.replace(self, units=units, is_test=is_test)
 
     def parts(self) -> Iterator[bytes]:
-        """Yields bytes of cells and facts, whose digest ties a run to this table."""
+        """Yields the bytes of all cells and public facts, for a digest of the table."""
+        # A run with --checkpoint resumes only if the digest is the same.
         units = self.units
         report = units and units.report()
         public = self.schema, self.target, [*self.columns], report, self.sample
@@ -172,10 +170,6 @@ class Table:
         _validate.require(10 <= num_held_out <= size - 10, "--holdout", share, rule)
         order = np.random.default_rng(_PUBLIC_SEED).permutation(size)
         return dataclasses.replace(self, is_test=order < num_held_out)
-
-    def without_cells(self) -> "Table":
-        """Returns the public facts alone, because cells take much memory."""
-        return dataclasses.replace(self, columns={})
 
     def open_columns(self) -> list[str]:
         """Returns the columns of numbers without center and scale, the target last."""
@@ -268,8 +262,7 @@ def read_records(
     It has the cells in the columns of the schema and the target. If there are more
     records (or units) than `draw` allows, it has a random sample of them.
     """
-    targets = [target] if target else []
-    used = [*schema.columns, *targets, *schema.bounded]
+    used = [*schema.columns, *([target] if target else []), *schema.bounded]
     rule = f"a column of {names} that is neither a feature nor the target"
     is_fine = draw.unit is None or (draw.unit in names and draw.unit not in used)
     _validate.require(is_fine, "--unit", draw.unit, rule)
@@ -279,8 +272,7 @@ def read_records(
     is_fine = num_records > 0 or draw.listed is not None
     _validate.require(is_fine, "DATA", str(path), "a file with at least one record")
     is_test = np.zeros(num_records, bool)
-    more: Any = {"sample": sample, "names": names}
-    table = Table(path.name, columns, schema, target, is_test, **more)
+    table = Table(path.name, columns, schema, target, is_test, None, sample, names)
     return table if units is None else table.by_unit(units)
 
 

@@ -8,14 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import typer
+from rich import progress
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    SpinnerColumn,
-    TimeElapsedColumn,
-)
+from rich.progress import Progress, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -69,7 +64,7 @@ def stage(text: str) -> None:
     console = Console(stderr=True)
     if not console.is_terminal:
         return
-    columns = SpinnerColumn(), "{task.description}", TimeElapsedColumn()
+    columns = progress.SpinnerColumn(), "{task.description}", TimeElapsedColumn()
     # Standard output or error may be a file: neither is redirected.
     given: Any = {"redirect_stdout": False, "redirect_stderr": False}
     shown = Progress(*columns, console=console, transient=True, **given)
@@ -109,18 +104,18 @@ def refusals(as_typed: Mapping[str, str] = _NOTHING) -> Iterator[None]:
 @contextlib.contextmanager
 def progress_bars(console: Console) -> Iterator[OnStep]:
     """Shows progress bars; yields `on_step(name, steps, total)`, which moves them."""
-    columns = "{task.description:30}", BarColumn(), MofNCompleteColumn()
+    columns = progress.BarColumn(), progress.MofNCompleteColumn(), TimeElapsedColumn()
     end_stage()
-    with Progress(*columns, TimeElapsedColumn(), console=console) as progress:
+    with Progress("{task.description:30}", *columns, console=console) as shown:
         bars = {}
 
         def on_step(name: str, step: int, total: int | None) -> None:
             # Until its first step, a method compiles.
             stage = name if step else f"{name} (compiling)"
             if name not in bars:
-                bars[name] = progress.add_task(stage, total=total)
+                bars[name] = shown.add_task(stage, total=total)
             options = {"completed": step, "total": total, "description": stage}
-            progress.update(bars[name], **options)
+            shown.update(bars[name], **options)
 
         yield on_step
 
@@ -164,6 +159,5 @@ def chunks_of(name: str) -> list[str]:
 
 def filled(text: str, values: Mapping[str, Any]) -> str:
     """Returns a text with its placeholders filled in; "" if a value is missing."""
-    names = re.findall(r"{(\w+)", text)
-    is_known = all(values.get(name) is not None for name in names)
+    is_known = all(values.get(x) is not None for x in re.findall(r"{(\w+)", text))
     return " ".join(text.split()).format_map(values) if is_known else ""

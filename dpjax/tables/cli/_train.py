@@ -52,8 +52,7 @@ def train(settings: Settings) -> None:
         data, schema = encode_table(table), table.schema
         del source, table  # the cells take more memory than the features
     # Standard output holds the results; progress and warnings go to stderr.
-    bars = progress_bars(terminal(stderr=True))
-    with release.recorded() as files, bars as on_step:
+    with release.recorded() as files, progress_bars(terminal(stderr=True)) as on_step:
         given = {"on_step": on_step, "run_folder": release.run_folder}
         solution = train_private(plan, data, key=key, **given)
         if schema is not None and settings.holdout is not None:
@@ -63,9 +62,9 @@ def train(settings: Settings) -> None:
             on_step("Evaluation", 1, 1)
         if run.table is None:
             scores = compare(plan, data, solution, key=baseline_key, on_step=on_step)
-        more = {"evaluation": evaluation, "scores": scores, "entry": entry}
-        trained = _outputs.Trained(run, data, solution, schema, ranges, **more)
-        files |= trained.files(release.noise_key)
+        results = solution, schema, ranges, evaluation, scores, entry
+        trained = _outputs.Trained(run, data, *results)
+        files |= _outputs.files(trained.model(), trained.report(release.noise_key))
     console = terminal()
     _outputs.show(console, trained)
     show_paths(console, [release.folder / name for name in _outputs.NAMES])
@@ -73,8 +72,7 @@ def train(settings: Settings) -> None:
 
 def warn_of_cells(table: Table, settings: Settings) -> None:
     """Warns the data's owner of columns that can hardly be used; raises if --strict."""
-    is_warned = warn_curator(table.schema, table.target, table.columns)
-    if is_warned and settings.strict:
+    if warn_curator(table.schema, table.target, table.columns) and settings.strict:
         nothing = "written" if settings.ledger else "spent or written"
         raise ValueError(
             f"--strict stopped the run before training: nothing was {nothing}. That it "

@@ -106,7 +106,8 @@ def units_of(
 
 
 def named(cells: Iterable[Any] | Texts) -> tuple[list[str], np.ndarray]:
-    """Returns units' names, with repetition, and the index (n,) of each cell's name."""
+    """Returns names of units, and for each of n cells the index of its unit's name."""
+    # A name may be in the list several times, if cells spell it in several ways.
     if isinstance(cells, Texts):
         texts, codes = cells.distinct
     elif isinstance(cells, np.ndarray) and cells.dtype != object:

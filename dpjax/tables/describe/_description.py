@@ -13,13 +13,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dpjax import accounting
 from dpjax._rounding import claim, rounded_up
-from dpjax.accounting import (
-    PrivacyGuarantee,
-    Sampling,
-    noise_multiplier,
-    noise_multiplier_to_epsilon,
-)
+from dpjax.accounting import PrivacyGuarantee, Sampling
 from dpjax.accounting._sample import sample_budget, subsampled_epsilon
 from dpjax.tables import _pages
 from dpjax.tables._statement import Statement
@@ -144,10 +140,10 @@ class Description:
         size, once = self.sample_size or self.num_samples, Sampling(num_steps=1)
         given = self.privacy.epsilon, self.privacy.delta
         own = sample_budget(*given, num_samples=self.num_samples, sample_size=size)
-        multiplier, costs = noise_multiplier(*own, once), []
+        multiplier, costs = accounting.noise_multiplier(*own, once), []
         for (column, name), share in self.shares.items():
             part = multiplier / math.sqrt(share)
-            epsilon = noise_multiplier_to_epsilon(part, own[1], once)
+            epsilon = accounting.noise_multiplier_to_epsilon(part, own[1], once)
             epsilon = subsampled_epsilon(epsilon, size / self.num_samples)
             costs.append(Cost(column, name, share, epsilon))
         return costs

@@ -33,7 +33,6 @@ MOST_RECORDS = 2**24  # solvers count so many records
 # Weights of columns in the budget: the quantiles of a column of numbers need more.
 _OF_NUMBERS, _OF_CATEGORIES = 4.0, 1.0
 _MOST_CELLS = 2**20  # largest number of counts of a column in all groups
-_ALL = "(all)"
 _NUM_BINS = 20
 Place = Callable[[np.ndarray], np.ndarray]
 
@@ -151,7 +150,7 @@ def release(
     by: str | None,  # the column of groups
     level: float,  # the probability of each interval
     place: Place | None = None,
-    num_samples: int | None = None,  # n of the table; None: of the columns
+    num_samples: int,  # n of the table
 ) -> Description:
     """Releases a description of columns of one shape (n,), as `describe` does.
 
@@ -167,11 +166,8 @@ def release(
     """
     everyone = Groups.everyone(len(next(iter(columns.values()))), place)
     size = len(everyone.codes)
-    num_samples = num_samples or size
     kinds = _kinds_of(schema)
-    grouped = everyone
-    if by is not None:
-        grouped = everyone.divided(kinds[by], columns[by])
+    grouped = everyone if by is None else everyone.divided(kinds[by], columns[by])
     multiplier, privacy = one_gaussian(epsilon, delta, size)
     budget = Budget(multiplier, delta)
     weight_of = {
@@ -216,7 +212,7 @@ def release(
 
 
 def check(schema: Mapping[str, Kind], by: str | None) -> None:
-    """Raises `ValueError` for a schema or groups that `describe` does not support."""
+    """Raises `ValueError` for a schema or a column `by` that `describe` cannot use."""
     # Each column needs a kind and has at most 2^20 counts, and `by` needs categories.
     _validate.require(len(schema) > 0, "schema", schema, "of one column or more")
     kinds = _kinds_of(schema)
@@ -250,7 +246,7 @@ class Budget(NamedTuple):
 
     @property
     def pair(self) -> dict[str, float]:
-        """Returns `epsilon` and `delta` by which a solver adds at least this noise."""
+        """The arguments `epsilon` and `delta` by which a solver adds this noise."""
         # Delta is lowered if necessary, because with a multiplier of about 0.4 / delta
         # epsilon would be zero.
         delta = min(self.delta, 0.1 / self.multiplier)
@@ -273,7 +269,7 @@ class Groups(NamedTuple):
         """Returns all records as one group."""
         is_public, place = place is None, place or (lambda rows: rows)
         codes = place(np.ones(num_records, np.int32)) - 1
-        return cls((_ALL,), codes, place, num_records if is_public else None)
+        return cls(("(all)",), codes, place, num_records if is_public else None)
 
     def divided(self, kind: Categorical, column: Column) -> "Groups":
         """Returns a group for each category of a column, and one for other cells."""
@@ -292,8 +288,7 @@ class Groups(NamedTuple):
         noise and its noise multiplier.
         """
         joint = np.where(self.codes < 0, np.nan, self.codes * num_cells + cells)
-        total = len(self.names) * num_cells
-        edges = np.arange(total + 1, dtype=np.float32) - 0.5
+        edges = np.arange(len(self.names) * num_cells + 1, dtype=np.float32) - 0.5
         joint = joint.astype(np.float32)
         released = dp_histogram(joint, key=key, edges=edges, **budget.pair)
         tables = (released.params, released.standard_errors)
@@ -320,7 +315,7 @@ class Statistics(NamedTuple):
 
     @property
     def known(self) -> tuple[np.ndarray, float]:
-        """Returns noisy counts (G,) of records with a value, and their variance."""
+        """Noisy counts (G,) of records with a value, by group, and their variance."""
         # Two releases count numbers: their mean has inverse variances as weights.
         cells, variance = self.cells[: len(self.labels)], self.stddev**2
         total, variance = np.sum(cells, axis=0, dtype=float), len(cells) * variance
@@ -470,8 +465,7 @@ def _divided(counts: np.ndarray, total: int) -> np.ndarray:
     exact = np.maximum(counts - excess, 0.0)
     down = np.floor(exact).astype(int)
     num_up = total - int(np.sum(down))
-    order = np.argsort(down - exact, kind="stable")
-    down[order[: max(num_up, 0)]] += 1
+    down[np.argsort(down - exact, kind="stable")[: max(num_up, 0)]] += 1
     return down
 
 

@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dpjax._lazy import optional
-from dpjax.tables.io._texts import UNDECODED, TextFormat, Texts
+from dpjax.tables.io._texts import UNDECODED, TextFormat, Texts, pl
 
 _START = 1 << 22  # the header must end within so many bytes
 _BLOCK = 1 << 22  # bytes that are read at once
@@ -87,17 +87,16 @@ def read_chunks(
     header = named(header)
     if missing := set(names) - set(header):
         raise ValueError(f"its columns have changed: {missing} are gone, try again")
-    places = {name: header.index(name) for name in names}
     for records in blocks:
         cells = _cells(records, delimiter)
         yield {
-            name: Texts(_column(cells, place, delimiter), text_format)
-            for name, place in places.items()
+            name: Texts(_column(cells, header.index(name), delimiter), text_format)
+            for name in names
         }
 
 
 def survey(path: Path, text_format: TextFormat) -> Survey:
-    """Counts odd lines, such as totals, to warn the data's owner; not private."""
+    """Counts lines of a file that may be no records, to warn its owner; not private."""
     header, delimiter, _, blocks = _begin(path, text_format)
     counts, blank_at_end, last = Counter[str](), 0, ""
     for records in blocks:
@@ -147,10 +146,9 @@ def _title_lines(path: Path, text_format: TextFormat) -> int:
 def _begin(
     path: Path, text_format: TextFormat
 ) -> tuple[list[str], str, int, Iterator[Any]]:
-    """Returns column names, "" for blank ones, delimiter, lines above them, records."""
-    # The records are polars series with a text for each, which is not cut into cells.
-    import polars as pl
-
+    """Opens a text file or sheet, and reads its header; all readers here begin so."""
+    # Returns the column names ("" for blank ones), the delimiter, the number of lines
+    # above the header, and an iterator of polars series with a text for each record.
     # A first line such as "sep=;" names the delimiter, and is above the header.
     if path.suffix.lower() == ".xlsx":
         lines = _rows(path, text_format.decimal)
@@ -174,15 +172,12 @@ def _begin(
 
 def _names(header: str, delimiter: str) -> list[str]:
     """Returns the column names in a header line, [] if all are empty."""
-    import polars as pl
-
     if _UNPRINTED.search(header):
         raise ValueError(
             "its header is not text in UTF-8, or in the encoding that was given: give "
             "the file's --encoding, such as latin-1 or cp1252"
         )
-    cells = _cells(pl.Series([header]), delimiter)
-    if _opened(cells, delimiter).any():
+    if _opened(_cells(pl.Series([header]), delimiter), delimiter).any():
         raise ValueError(
             "its header is not one line, because a quote in it does not close: "
             "--quoted reads files whose cells have line breaks"
@@ -193,8 +188,6 @@ def _names(header: str, delimiter: str) -> list[str]:
 
 def _row(record: str, delimiter: str) -> list[str]:
     """Returns the cells of a record without quotes or blanks around them."""
-    import polars as pl
-
     cells = _cells(pl.Series([record]), delimiter).explode()
     return [cell.strip() for cell in _unquoted(cells, delimiter)]
 
@@ -217,8 +210,7 @@ def _cells(records: Any, delimiter: str) -> Any:
 
 
 def _column(cells: Any, place: int, delimiter: str) -> Any:
-    written = cells.list.get(place, null_on_oob=True).fill_null("")
-    return _unquoted(written, delimiter)
+    return _unquoted(cells.list.get(place, null_on_oob=True).fill_null(""), delimiter)
 
 
 def _unquoted(written: Any, delimiter: str) -> Any:
@@ -234,14 +226,11 @@ def _unquoted(written: Any, delimiter: str) -> Any:
 def _opened(cells: Any, delimiter: str) -> Any:
     """Returns a flat series: which cells begin with a quote that does not close."""
     written = cells.explode().str.strip_suffix(delimiter)
-    begins = written.str.contains('^ *"')
-    return begins & ~written.str.contains(rf"^ *{_INSIDE} *$")
+    return written.str.contains('^ *"') & ~written.str.contains(rf"^ *{_INSIDE} *$")
 
 
 def _rows(path: Path, decimal: str) -> Iterator[Any]:
-    """Yields all rows of the first sheet of an Excel file, as lines with tabs."""
-    import polars as pl
-
+    """Yields series of lines, the rows of an Excel file's first sheet, with tabs."""
     excel = optional("openpyxl", "an Excel file needs openpyxl", "excel")
     book = _guarded(lambda: excel.load_workbook(path, read_only=True, data_only=True))
     with contextlib.closing(book):
@@ -277,10 +266,7 @@ def _written(cell: Any, decimal: str) -> str:
 def _lines(path: Path, encoding: str | None, *, is_quoted: bool) -> Iterator[Any]:
     """Yields the decoded lines of a file in blocks, which are polars series."""
     # With `is_quoted` a line end within quotes does not decide between LF and CR.
-    import polars as pl
-
-    is_zipped = path.suffix.lower() == ".gz"
-    with gzip.open(path) if is_zipped else path.open("rb") as file:
+    with gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb") as file:
         start = file.read(_START)
         for begin, kind in _OTHER_FILES.items():
             if start.startswith(begin):
@@ -329,8 +315,6 @@ def _decoded(line: str, codec: str) -> str:
 
 def _joined(blocks: Iterator[Any]) -> Iterator[Any]:
     """Yields series of records from series of lines; quoted cells may span lines."""
-    import polars as pl
-
     rest = pl.Series([], dtype=pl.String)
     for lines in blocks:
         lines = pl.concat([rest, lines])
@@ -357,8 +341,6 @@ def _without_first(blocks: Iterator[Any], count: int) -> Iterator[Any]:
 
 def _without_last(blocks: Iterator[Any], count: int) -> Iterator[Any]:
     """Yields blocks of records (series) without the last `count`, such as totals."""
-    import polars as pl
-
     rest = pl.Series([], dtype=pl.String)
     for block in blocks:
         block = pl.concat([rest, block])

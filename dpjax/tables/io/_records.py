@@ -372,7 +372,7 @@ def batches(
 
 
 def _rows_at(source: Records, rows: np.ndarray) -> PyTree:
-    """Returns a batch: records number `rows` (k,) in order; zeros for padding, -1."""
+    """Returns records by their numbers `rows` (k,), in this order; zeros for -1."""
     places = np.argsort(rows, kind="stable")[np.count_nonzero(rows < 0) :]
 
     def placed(x: np.ndarray) -> np.ndarray:
@@ -386,7 +386,8 @@ def _rows_at(source: Records, rows: np.ndarray) -> PyTree:
 def _placed(
     num_rows: int, sharding: NamedSharding, read: Callable[[slice], PyTree]
 ) -> PyTree:
-    """Returns sharded arrays (num_rows, ...); `read` reads this process's shards."""
+    """Returns sharded arrays (num_rows, ...); each process reads its own shards."""
+    # `read` takes a slice of rows, and returns a pytree of arrays with these rows.
     places = sharding.addressable_devices_indices_map((num_rows,))
     shares = [
         jax.tree.map(partial(jax.device_put, device=device), read(rows))

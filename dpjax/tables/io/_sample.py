@@ -81,8 +81,7 @@ def sample(
     start = [*islice(stream, 1)]
     if devices:
         # The check comes before the stream is read: all processes raise, or none.
-        same = {"size": size, "key": key, "chunks": _layout(start)}
-        _sharding.digests(same, devices)
+        _sharding.digests({"size": size, "key": key, "chunks": _layout(start)}, devices)
         # Each process has a key of its own, so that all tags are independent.
         key = jax.random.fold_in(key, _place(devices))
     tags, reservoir = Tags(key), Reservoir(size, np.concatenate)

@@ -22,7 +22,7 @@ import numpy as np
 from dpjax import _validate
 from dpjax._lazy import optional
 from dpjax.tables.io import _csv
-from dpjax.tables.io._texts import PLAIN, TextFormat, Texts
+from dpjax.tables.io._texts import PLAIN, TextFormat, Texts, pl
 
 Column = np.ndarray | Texts
 _ROWS = 1 << 16  # rows in a chunk of a Parquet file
@@ -65,8 +65,7 @@ def files_of(path: Path) -> list[Path]:
     """Returns the file at a path, or a folder's files; raises for unknown suffixes."""
     files = [path] if path.is_file() else []
     if path.is_dir():
-        names = (x for x in path.iterdir() if not x.name.startswith((".", "_")))
-        files = sorted(names)
+        files = sorted(x for x in path.iterdir() if not x.name.startswith((".", "_")))
     other = [x.name for x in files if x.is_dir() or _suffix(x) not in _READERS]
     rule = f"a file that exists and ends in {', '.join(_READERS)}, or a folder of such"
     if len(other) < len(files):
@@ -143,8 +142,7 @@ def read_chunks(
                 if differing or len(shape) != 1:
                     raise ValueError(f"its columns are not of one shape (n,): {shapes}")
                 for name, column in columns.items():
-                    is_text = isinstance(column, Texts)
-                    if not is_text and column.dtype.kind not in "biuf":
+                    if not (isinstance(column, Texts) or column.dtype.kind in "biuf"):
                         kind = f"column {name!r} holds {column.dtype}"
                         raise ValueError(f"{kind}, not text or numbers")
                 yield columns
@@ -160,8 +158,6 @@ def joined(parts: Sequence[Column]) -> Column:
     texts = [part for part in parts if isinstance(part, Texts)]
     if not texts:
         return np.concatenate([np.asarray(part) for part in parts])
-    import polars as pl
-
     cells = [
         part.cells if isinstance(part, Texts) else pl.Series(part).cast(pl.String)
         for part in parts
@@ -197,7 +193,7 @@ def frame_columns(frame: Any, names: list[str]) -> dict[str, Column]:
         rule = "of text or numbers"
         _validate.require(kind != "times", f"column {name!r}", kind, rule)
         if kind and polars is not None and isinstance(column, polars.Series):
-            column = _from_polars(polars, column, PLAIN)
+            column = _from_polars(column, PLAIN)
         elif not isinstance(column, Texts):
             column = cells_of(column)
             # An array of floats would merge large whole numbers.
@@ -260,8 +256,6 @@ def _read_parquet(
     path: Path, names: list[str], text_format: TextFormat
 ) -> Iterator[dict[str, Column]]:
     """Yields a chunk of rows as columns by name; raises for dates and lists."""
-    import polars as pl
-
     with _parquet(path) as file:
         schema = file.schema_arrow
         for field in map(schema.field, names):
@@ -271,7 +265,7 @@ def _read_parquet(
         chunks = file.iter_batches(_ROWS, columns=names)
         for chunk in chunks if file.metadata.num_rows else [schema.empty_table()]:
             cells = {name: pl.from_arrow(_valid(chunk.column(name))) for name in names}
-            yield {k: _from_polars(pl, x, text_format) for k, x in cells.items()}
+            yield {k: _from_polars(x, text_format) for k, x in cells.items()}
 
 
 def _parquet(path: Path) -> Any:
@@ -309,7 +303,7 @@ def _valid(cells: Any) -> Any:
     return cells
 
 
-def _from_polars(pl: Any, cells: Any, text_format: TextFormat) -> Column:
+def _from_polars(cells: Any, text_format: TextFormat) -> Column:
     """Returns a polars series as float64, or as `Texts` for text and exact integers."""
     kind = cells.dtype
     if kind.is_integer() or kind.is_decimal():  # float64 would merge large numbers
@@ -342,10 +336,11 @@ def _read_npz(
 
 
 _CSV = _csv.read_names, _csv.read_chunks
-_READERS: dict[str, Any] = dict.fromkeys((".csv", ".csv.gz", ".tsv", ".tsv.gz"), _CSV)
-_READERS[".xlsx"] = _CSV
-_READERS |= {".parquet": (_parquet_names, _read_parquet)}
-_READERS |= {".npz": (_npz_names, _read_npz)}
+_READERS: dict[str, Any] = {
+    **dict.fromkeys((".csv", ".csv.gz", ".tsv", ".tsv.gz", ".xlsx"), _CSV),
+    ".parquet": (_parquet_names, _read_parquet),
+    ".npz": (_npz_names, _read_npz),
+}
 _UNREADABLE = ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile, zlib.error
 # These come from the header of an array, and from archives that are encrypted.
 _UNREADABLE += SyntaxError, tokenize.TokenError, RuntimeError

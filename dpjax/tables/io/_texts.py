@@ -4,6 +4,7 @@ No cell raises an error, and the value of a cell depends on that cell alone.
 """
 
 import functools
+import importlib
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -13,6 +14,15 @@ import numpy as np
 
 from dpjax import _validate
 
+
+class _Polars:
+    """Stands for the package polars, which is imported when it is first used."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(importlib.import_module("polars"), name)
+
+
+pl: Any = _Polars()
 UNDECODED = "\ufffd"  # the replacement for bytes that do not decode
 # People write these texts for a missing value.
 _MARKS = {*("", "na", "n/a", "#n/a", "nan", "nat", "<na>", "null", "none", "?", "-")}
@@ -85,8 +95,6 @@ class TextFormat:
         # So 1.234,5 becomes 1234.5, and other texts null; a plain format changes none.
         if self.has_plain_numbers:
             return cells
-        import polars as pl
-
         mark = re.escape(self.currency) if self.currency else ""
         whole_part = "[0-9]*"
         if self.thousands:
@@ -104,8 +112,7 @@ class TextFormat:
             digits = digits.str.replace_all(_SEPARATORS[self.thousands], "")
         fraction, power = parts["4"].fill_null(""), parts["5"].fill_null("")
         power = power.str.replace("^.?%$", "e-2")
-        joined = signs + digits + pl.Series(["."]) + fraction + power
-        return joined.cast(pl.String)
+        return (signs + digits + pl.Series(["."]) + fraction + power).cast(pl.String)
 
 
 PLAIN = TextFormat()
@@ -135,8 +142,6 @@ class Texts:
     @classmethod
     def of(cls, cells: Iterable[Any], text_format: TextFormat = PLAIN) -> "Texts":
         """Returns a column of the texts of any objects."""
-        import polars as pl
-
         texts = (text_of(cell).encode("utf-8", "replace") for cell in cells)
         series = pl.Series([text.decode() for text in texts], dtype=pl.String)
         return cls(series, text_format)
@@ -168,10 +173,7 @@ class Texts:
     @functools.cached_property
     def numbers(self) -> np.ndarray:
         """The cells in float64, NaN where a cell holds no finite number."""
-        import polars as pl
-
-        plain = self.text_format.plain(self.cells)
-        numbers = plain.cast(pl.Float64, strict=False)
+        numbers = self.text_format.plain(self.cells).cast(pl.Float64, strict=False)
         # The cast reads most cells. Texts that it does not read are parsed one by one.
         rest = numbers.is_null().arg_true()
         values = numbers.fill_null(np.nan).to_numpy(writable=True)
@@ -187,8 +189,6 @@ class Texts:
     @functools.cached_property
     def distinct(self) -> tuple[list[str], np.ndarray]:
         """The distinct texts, and the index of each cell's text, shape (n,)."""
-        import polars as pl
-
         texts = self.cells.unique(maintain_order=True)
         places = pl.Series(range(len(texts)), dtype=pl.Int64)
         codes = self.cells.replace_strict(texts, places, return_dtype=pl.Int64)
@@ -209,11 +209,15 @@ def numbers_of(column: np.ndarray | Texts) -> np.ndarray:
     """
     if isinstance(column, Texts):
         return column.numbers
-    if column.dtype.kind in "biuf":
-        numbers = column.astype(np.float64)
-    else:
-        numbers = np.fromiter(map(number_of, column.tolist()), float, len(column))
+    numbers = floats_of(column)
     return np.where(np.isfinite(numbers), numbers, np.nan)
+
+
+def floats_of(cells: np.ndarray) -> np.ndarray:
+    """Returns cells (n,) of any type in float64, NaN where a cell holds no number."""
+    if cells.dtype.kind in "biuf":
+        return cells.astype(np.float64)
+    return np.fromiter(map(number_of, cells.tolist()), np.float64, len(cells))
 
 
 def float32_of(column: np.ndarray | Texts) -> np.ndarray:

@@ -3,9 +3,12 @@
 TOML and JSON hold values of any type, and integers of any length.
 """
 
+import contextlib
+import os
 import re
 import tomllib
 import unicodedata
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,22 @@ _FORMULA = re.compile(
     r"[=@\t\r]|[+-](?![+-]*$|[0-9.]|inf\b)|[+-].*([|!]|[A-Za-z]\()", re.DOTALL
 )
 _UNSEEN = ("Cc", "Cf", "Cs", "Zl", "Zp")  # categories of Unicode
+
+
+@contextlib.contextmanager
+def well_formed(
+    rule: str, path: str | os.PathLike[str], errors: Any = Exception
+) -> Iterator[None]:
+    """Turns `errors` of a block that reads the file at `path` into a `ValueError`.
+
+    Readers of files raise errors of many types. The message begins with `rule`, which
+    says what the file must be, and ends with the reader's own message.
+    """
+    try:
+        yield
+    except errors as why:
+        text = f"{type(why).__name__}, {str(why).rstrip('.')}."
+        raise ValueError(f"{rule}, got {str(path)!r}: {text}") from None
 
 
 def toml_content(path: Path) -> dict[str, Any]:

@@ -162,8 +162,7 @@ def parts_of(model: "Model", terms: Terms) -> Parts:
         place += len(kind.names(name))
     exposure = None
     if (share := model.exposure) is not None:
-        line = ((0.0, 1.0, 1.0),)
-        exposure = Numbers(share.column, 0.0, float(share.max), 0.0, line)
+        exposure = Numbers(share.column, 0.0, float(share.max), 0.0, ((0.0, 1.0, 1.0),))
         same = model.columns.get(share.column)
         is_number = same is None or not same.categories
         rule = "a column of numbers in a model to export"
@@ -333,8 +332,9 @@ def _added(part: Numbers | Levels, place: int) -> str:
         then = f"CASE{lines}\n  ELSE {then} END"
     # NULL and NaN lie in no range, so that they take the value at the center.
     ends = f"{_number(at(-_FARTHEST))} AND {_number(at(_FARTHEST))}"
-    other = _number(part.at_center)
-    return f"CASE WHEN {x} BETWEEN {ends} THEN {then} ELSE {other} END"
+    return (
+        f"CASE WHEN {x} BETWEEN {ends} THEN {then} ELSE {_number(part.at_center)} END"
+    )
 
 
 def _of_category(part: Levels, place: int) -> str:
@@ -379,15 +379,13 @@ def onnx_file(parts: Parts) -> bytes:
     Its inputs are the columns (n,), of float64 or text, and its float64 output (n,) has
     the predictions of `Model.predict`.
     """
-    optional("onnx", "an export to ONNX needs onnx", "export")
-    from onnx import TensorProto, checker, helper
-
+    onnx = optional("onnx", "an export to ONNX needs onnx", "export")
     _validate.require(len(parts.columns) > 0, "columns", [], "one or more, for ONNX")
     output = "prediction"
     # Names of nodes begin with the output's name. No input's name may begin with it.
     while any(name.startswith(output) for name in parts.inputs):
         output += "_"
-    graph = _Graph(output)
+    graph, helper = _Graph(onnx, output), onnx.helper
     node, constant = graph.node, graph.constant
     fixed = sum(p.at_center for p in parts.columns if isinstance(p, Numbers))
     terms = map(graph.added, parts.columns)
@@ -402,11 +400,11 @@ def onnx_file(parts: Parts) -> bytes:
     graph.nodes.append(helper.make_node("Add", scaled, [output]))
 
     def tensor(name: str, is_number: bool) -> Any:
-        kind = TensorProto.DOUBLE if is_number else TensorProto.STRING
+        types = onnx.TensorProto
+        kind = types.DOUBLE if is_number else types.STRING
         return helper.make_tensor_value_info(name, kind, ["n"])
 
-    inputs = [tensor(*each) for each in parts.inputs.items()]
-    ends = inputs, [tensor(output, True)]
+    ends = [tensor(*each) for each in parts.inputs.items()], [tensor(output, True)]
     made = helper.make_model(
         helper.make_graph(graph.nodes, "dpjax", *ends, graph.constants),
         opset_imports=[helper.make_opsetid(*each) for each in _ONNX_VERSIONS.items()],
@@ -414,31 +412,28 @@ def onnx_file(parts: Parts) -> bytes:
         producer_name="dpjax",
         doc_string="\n".join(parts.comments),
     )
-    checker.check_model(made)
+    onnx.checker.check_model(made)
     return made.SerializeToString(deterministic=True)
 
 
 class _Graph:
     """An ONNX graph in the making; names begin with the name of its output."""
 
-    def __init__(self, output: str):
+    def __init__(self, onnx: Any, output: str):
+        self.onnx = onnx  # the package, which is imported for exports alone
         self.output = output
         self.nodes: list[Any] = []
         self.constants: list[Any] = []
 
     def constant(self, values: Any, kind: Any = np.float64) -> str:
-        from onnx import numpy_helper
-
         name = f"{self.output}_constant_{len(self.constants)}"
         array = np.array(values, kind)
-        self.constants.append(numpy_helper.from_array(array, name))
+        self.constants.append(self.onnx.numpy_helper.from_array(array, name))
         return name
 
     def node(self, kind: str, *inputs: str, **more: Any) -> str:
-        from onnx import helper
-
         name = f"{self.output}_{len(self.nodes)}"
-        self.nodes.append(helper.make_node(kind, inputs, [name], **more))
+        self.nodes.append(self.onnx.helper.make_node(kind, inputs, [name], **more))
         return name
 
     def clipped(self, value: str, low: Any, high: Any) -> str:
@@ -462,15 +457,14 @@ class _Graph:
 
     def _of_category(self, part: Levels) -> str:
         """Adds nodes for the weight of a category; returns the name of their output."""
-        from onnx import TensorProto
-
         node, count = self.node, len(part.weights)
         places = {"values_int64s": [*range(count)], "default_int64": count}
         places |= {"keys_strings": [*part.weights], "domain": "ai.onnx.ml"}
         index = node("LabelEncoder", part.name, **places)
         is_other = node("Equal", index, self.constant(count, np.int64))
         is_odd = node("RegexFullMatch", part.name, pattern=_odd_cells(part))
-        is_odd = node("Cast", node("And", is_other, is_odd), to=TensorProto.INT64)
+        to = self.onnx.TensorProto.INT64
+        is_odd = node("Cast", node("And", is_other, is_odd), to=to)
         # The index of an odd cell (`_odd_cells`) is out of range, so that the runtime
         # stops with an error that has this name.
         index = node("Add", index, is_odd)

@@ -22,7 +22,7 @@ from dpjax.tables._statement import Statement, stored_arrays
 from dpjax.tables._summary import Summary, errors_of_sums, units_matrix
 from dpjax.tables.columns._kinds import BoundedColumn, Categorical, Numeric, encode
 from dpjax.tables.io import _tables
-from dpjax.tables.io._untrusted import number, of_type
+from dpjax.tables.io._untrusted import number, of_type, well_formed
 from dpjax.tables.models import _export, _terms
 from dpjax.tables.models._terms import Terms
 
@@ -270,14 +270,13 @@ class Model:
             rule = "those of a model that was trained with intervals"
             raise ValueError(f"standard_errors must be {rule}, got None.")
         values = self.coefficients()
-        factors = {"log": "factor", "logit": "odds ratio"}
         return Summary(
             f"{self.method} of {self.data}",
             [*values],
             np.array([*values.values()]),
             errors_of_sums(self._in_units(), errors, correlations),
             self.privacy.description,
-            factors.get(self.link),
+            {"log": "factor", "logit": "odds ratio"}.get(self.link),
             level,
         )
 
@@ -402,8 +401,8 @@ def load_model(path: str | os.PathLike[str]) -> Model:
     """
     path = Path(path)
     path = path / "model.npz" if path.is_dir() else path
-    raw = path.read_bytes()
-    try:
+    raw, rule = path.read_bytes(), "model must be a file that dpjax train has written"
+    with well_formed(f"{rule} (model.npz) in full", path):
         with stored_arrays(io.BytesIO(raw)) as entries:
             params, text = entries["params"], entries["model"]
             heights = entries["heights"] if "heights" in entries.files else None
@@ -414,11 +413,6 @@ def load_model(path: str | os.PathLike[str]) -> Model:
         rule = f"{_FORMAT}, or the version of dpjax that wrote the file must read it"
         _validate.require(is_known, "format", version, rule)
         return _model(params, heights, errors, content)
-    except Exception as why:  # zipfile, NumPy and json raise errors of many types
-        raise ValueError(
-            "model must be a file that dpjax train has written (model.npz) in full, "
-            f"got {str(path)!r}: {type(why).__name__}, {str(why).rstrip('.')}."
-        ) from None
 
 
 def _model(

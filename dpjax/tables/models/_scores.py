@@ -357,8 +357,7 @@ def _means(
     sums, stddev = release(sums, _STEPS * math.sqrt(np.sum((steps / _STEPS) ** 2)))
     means = np.clip(sums / steps / seen, 0.0, 1.0)
     # Numbers in [0, 1] with mean m have a variance of at most m (1 - m).
-    spread = (stddev / steps / seen) ** 2 + means * (1 - means) / seen
-    wide = WIDTH * np.sqrt(spread)
+    wide = WIDTH * np.sqrt((stddev / steps / seen) ** 2 + means * (1 - means) / seen)
     ends = [means, np.maximum(means - wide, 0.0), np.minimum(means + wide, 1.0)]
     intervals = [Interval(*numbers) for numbers in (bounds * ends).T.tolist()]
     pairs = [intervals[i : i + 2] for i in range(0, 2 * len(terms), 2)]
@@ -426,8 +425,7 @@ def _of_labels(
         constants = bounded(right, tables[1], True), bounded(_area, tables[1])
     else:
         chosen = int(beside > 0)
-        right_of_one = bounded(lambda counts: counts[chosen].sum(), is_mean=True)
-        constants = right_of_one, _COIN
+        constants = bounded(lambda counts: counts[chosen].sum(), is_mean=True), _COIN
     calibration = []
     width = _SCORE_BINS // _CALIBRATION_BINS
     for first in range(0, _SCORE_BINS, width):
@@ -479,8 +477,7 @@ def _of_classes(
         np.add.at(bins, at, is_known[:, None].astype(float))
     # Both kinds of counts are released together, by one mechanism.
     sums = np.concatenate([unit * counts.ravel(), binned.ravel()])
-    moved = math.sqrt(2 * (unit**2 + num_classes) * len(sides))
-    sums, noise = release(sums, moved)
+    sums, noise = release(sums, math.sqrt(2 * (unit**2 + num_classes) * len(sides)))
     stddev = noise / unit  # of counts
     counts = sums[: counts.size].reshape(counts.shape) / unit
     binned = sums[counts.size :].reshape(binned.shape)
@@ -585,8 +582,7 @@ def num_seen(num_missing: float, num_samples: int, stddev: float) -> float:
     """Returns the number of records with a target, from the noisy number without."""
     # A count that may be noise alone is taken as 0, so that a table without missing
     # targets gets no noise here.
-    is_clear = num_missing > WIDTH * stddev
-    return max(num_samples - num_missing * is_clear, 1.0)
+    return max(num_samples - num_missing * (num_missing > WIDTH * stddev), 1.0)
 
 
 def adding_up(counts: np.ndarray, num_samples: int) -> np.ndarray:
