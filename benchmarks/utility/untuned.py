@@ -390,8 +390,14 @@ METHODS = {
 HINDSIGHT = (CONSTANT, LINES, *CURVES)
 
 
+_LAST: list[str] = []
+
+
 def run_one(name: str, method: str, epsilon: float, repetitions: int):
     """Returns the row and facts of a table; None where a method does not serve it."""
+    if name not in _LAST:
+        _LAST[:] = [name]
+        jax.clear_caches()  # programs of all tables together are too many for a process
     try:
         data, fit = table(name), METHODS[method]
         if not fit.serves(data):

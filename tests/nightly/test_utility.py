@@ -305,7 +305,8 @@ def test_untuned_losses_are_those_of_other_libraries(name):
         data = untuned.table(name)
     except peers.LeftOut as reason:
         pytest.skip(str(reason))
-    assert data.features.dtype == np.float32 and np.all(data.features[:, -1] == 1)
+    assert data.features.dtype == np.float32
+    assert np.all(data.features[:, -1] == 1)
     y, rng = data.test_targets.astype(np.float64), np.random.default_rng(0)
     outputs = (1 + int(y.max()),) if data.loss == "softmax" else ()
     scores = rng.normal(size=(len(y), 2, *outputs))
@@ -327,5 +328,6 @@ def test_untuned_losses_are_those_of_other_libraries(name):
 def test_untuned_methods_fit(name):
     row, facts = untuned.run_one("law/straight t3", name, 8.0, 2)
     limit = 2.0 if name == "constant" else 0.27  # of which 0.25 is noise
-    assert len(row["excess"]) == 2 and max(row["excess"]) < limit
+    assert len(row["excess"]) == 2
+    assert max(row["excess"]) < limit
     assert facts["num_smooth"] == 4

@@ -59,7 +59,7 @@ def released_gain(
     key: Key,
     noise_multiplier: float,
     shares: Mapping[str, float],  # of the budget, by release
-) -> jax.Array:
+) -> tuple[jax.Array, jax.Array]:  # gain, clip norm of slopes
     """Releases the gain of curves, an estimate of how much they reduce the mean loss.
 
     The gain is a scalar, in squares of a clip norm; above a threshold, curves are
@@ -96,7 +96,8 @@ def released_gain(
     # The norm of bends of unit spread is about the root of their number.
     largest, axes = norm / math.sqrt(bends.shape[1]), kind.axis_name
     slopes = _centered(axes, slopes, largest, slope_key, multipliers["slope_mean"])
-    return _gain(axes, bends, slopes, norm, mean_key, multipliers["bends"])
+    gain = _gain(axes, bends, slopes, norm, mean_key, multipliers["bends"])
+    return gain, largest
 
 
 @partial(jax.jit, static_argnums=0)
