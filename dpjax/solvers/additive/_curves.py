@@ -102,9 +102,9 @@ def knots_of(
     if loss.num_outputs > 1 or loss.target_range == (-1.0, 1.0):
         (fine, coarse), most = LABEL_RECORDS, len(COARSE)
     elif loss.has_log_link:
-        fine, coarse, most = (35.0, 0.0), (45.0, 0.0), len(FINE_LOG_LINK)
+        fine, coarse, most = (35.0, 0.0), (40.0, 0.0), len(FINE_LOG_LINK)
     else:
-        fine, coarse, most = (25.0, 0.0), (60.0, 0.0), 0
+        fine, coarse, most = (25.0, 0.0), (35.0, 0.0), 0
     seen = is_seen(num_samples, 2 * num_smooth * loss.num_outputs, noise_multiplier)
     finest = FINE_LOG_LINK if loss.has_log_link else FINE
     for (factor, added), knots in ((fine, finest), (coarse, COARSE)):
