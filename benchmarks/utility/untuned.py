@@ -481,7 +481,7 @@ def _judged(numbers: Numbers, half: str) -> Iterator[str]:
     asked = "at least 80 percent of what the best of constant, lines and curves gains "
     asked += "over lines, of mean logarithms of losses"
     if count:
-        reached, possible = sum(gains.values())
+        reached, possible = np.sum([*gains.values()], axis=0)
         worst = max(gains, key=lambda title: gains[title][1] - gains[title][0])
         without = reached - gains[worst][0], possible - gains[worst][1]
         found = f"{reached / possible:.0%}; without {worst} "
