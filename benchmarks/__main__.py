@@ -23,6 +23,7 @@ from benchmarks.utility import page as utility
 PAGES = {
     "speed": "benchmarks.speed.page",
     "utility": "benchmarks.utility.page",
+    "untuned": "benchmarks.utility.untuned",
     "deep": "benchmarks.deep.page",
     "coverage": "benchmarks.coverage",
     "figures": "benchmarks.figures.page",

@@ -11,7 +11,7 @@ from pathlib import Path
 import dpjax
 
 ROOT = Path(__file__).resolve().parents[1]
-NAMES = "UTILITY", "DEEP", "FIGURES", "EXPERIMENTS", "SCALING", "COVERAGE"
+NAMES = "UTILITY", "UNTUNED", "DEEP", "FIGURES", "EXPERIMENTS", "SCALING", "COVERAGE"
 NAMES = *(f"benchmarks/{x}" for x in NAMES), "CHANGELOG", "CONTRIBUTING", "SECURITY"
 PAGES = {f"{x}.md": f"{Path(x).name.lower()}.md" for x in (*NAMES, "dpjax/GUARANTEES")}
 PAGES["benchmarks/README.md"] = "speed.md"

@@ -13,7 +13,7 @@ from benchmarks import comparison, page
 from benchmarks.comparison import Suite, Summary, Verdict, key_of, keys_of, short
 from benchmarks.page import number, table
 from benchmarks.record import RESULTS, Record, Row, read, rounded
-from benchmarks.utility import predictions, problems, sklearn, tuning
+from benchmarks.utility import predictions, problems, sklearn, tuning, untuned
 from benchmarks.utility.hindsight import grid
 from benchmarks.utility.methods import METHODS, Method
 from benchmarks.utility.peers import LeftOut
@@ -278,4 +278,5 @@ PARTS = {
         ("diffprivlib", "scikit-learn"),
     ),
     "tuning": _suite(tuning.METHODS, tuning.PROBLEMS, (1.0,), 10, tuning.PATH),
+    "untuned": untuned.SUITE,
 }

@@ -14,7 +14,7 @@ from benchmarks.figures import page as figures
 from benchmarks.speed import page as speed
 from benchmarks.speed.measure import results
 from benchmarks.utility import page as utility
-from benchmarks.utility import predictions
+from benchmarks.utility import predictions, untuned
 from tests.nightly.test_docs import DOCS, PAGES, ROOT
 
 
@@ -32,6 +32,7 @@ def test_pages_and_pictures_are_of_their_records(tmp_path, monkeypatch):
     (tmp_path / "results").symlink_to(record.RESULTS)
     written = [*speed.write(tmp_path), *figures.write(tmp_path)]
     written += utility.write(tmp_path / "UTILITY.md")
+    written += untuned.write(tmp_path / "UNTUNED.md")
     written += deep.write(tmp_path / "DEEP.md")
     written += coverage.write(tmp_path / "COVERAGE.md")
     files = {record.ROOT / path.relative_to(tmp_path): path for path in written}

@@ -1,20 +1,30 @@
 """Models of tables and deep networks: problems, the bar, rivals priced, verdicts."""
 
 import dataclasses
+import hashlib
 import importlib.util
 from itertools import product
 
 import jax
 import numpy as np
 import pytest
-from scipy import stats
+from scipy import special, stats
+from sklearn import metrics
 
 from benchmarks.__main__ import main
 from benchmarks.comparison import LARGEST_EXCESS
 from benchmarks.deep import methods as deep
 from benchmarks.deep import tasks
 from benchmarks.record import Record, read
-from benchmarks.utility import hindsight, page, peers, predictions, problems, tuning
+from benchmarks.utility import (
+    hindsight,
+    page,
+    peers,
+    predictions,
+    problems,
+    tuning,
+    untuned,
+)
 from benchmarks.utility.hindsight import Setting
 from benchmarks.utility.methods import METHODS
 from benchmarks.utility.problems import Problem
@@ -280,3 +290,44 @@ def test_hindsight_takes_the_best_of_its_grid_and_reports_fresh_keys(monkeypatch
     result = deep.run_one(task, "hindsight", 8.0, 2)
     assert (result["facts"]["rate"], result["facts"]["num_steps"]) == (1.0, 10)
     assert result["excess"][0] != result["excess"][1]
+
+
+def test_halves_of_the_list_follow_from_names():
+    for name, entry in untuned.entries().items():
+        digest = int(hashlib.sha256(name.encode()).hexdigest(), 16)
+        assert entry["half"] == ("held" if digest % 2 else "develop")
+    assert min(len(untuned.of_half(half)) for half in ("develop", "held")) >= 12
+
+
+@pytest.mark.parametrize("name", [*untuned.LAWS, "wooldridge/gpa2", "carData/Chile"])
+def test_untuned_losses_are_those_of_other_libraries(name):
+    try:
+        data = untuned.table(name)
+    except peers.LeftOut as reason:
+        pytest.skip(str(reason))
+    assert data.features.dtype == np.float32
+    assert np.all(data.features[:, -1] == 1)
+    y, rng = data.test_targets.astype(np.float64), np.random.default_rng(0)
+    outputs = (1 + int(y.max()),) if data.loss == "softmax" else ()
+    scores = rng.normal(size=(len(y), 2, *outputs))
+    for column, loss in enumerate(data.mean_loss(scores)):
+        own = scores[:, column]
+        if data.loss == "squared":
+            expected = metrics.mean_squared_error(y, own) / 2
+        elif data.loss == "logistic":
+            expected = metrics.log_loss(y, special.expit(own))
+        elif data.loss == "softmax":
+            expected = metrics.log_loss(y, special.softmax(own, axis=1))
+        else:
+            power = untuned.POWERS[data.loss]
+            expected = metrics.mean_tweedie_deviance(y, np.exp(own), power=power) / 2
+        assert loss == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["constant", "lines", "coarse", "default"])
+def test_untuned_methods_fit(name):
+    row, facts = untuned.run_one("law/straight t3", name, 8.0, 2)
+    limit = 2.0 if name == "constant" else 0.27  # of which 0.25 is noise
+    assert len(row["excess"]) == 2
+    assert max(row["excess"]) < limit
+    assert facts["num_smooth"] == 4

@@ -24,7 +24,10 @@ _SHARES, _SIZE, _LABEL_SIZE = {"bend_moments": 0.01, "slope_mean": 0.002}, 0.005
 # The linear model that is tested has the same share as the mean of products, but at
 # least this.
 _LEAST = 0.02
-_NOISE = 0.05  # of a gain, in thresholds: more precision is useless
+# The standard deviation of a gain, in thresholds: more precision is useless. That of
+# labels is small because their threshold is many times the gains of straight effects.
+_NOISE, _LABEL_NOISE = 0.5, 0.05
+_LEAST_BENDS = 0.02  # of the budget, for the mean of products; not for labels
 _LINE, _HAT = 4.0, 2.0  # the ends of the tested line and hats
 _CLIPPED = 0.05  # the largest share of the records with clipped products
 # Added to the eigenvalues of moments, and to the moments of bends, in mean weights, so
@@ -45,8 +48,12 @@ def shares_of(
 ) -> dict[str, float]:  # by name of the release; the final model has the rest
     """Returns shares of the budget for the private choice between lines and curves."""
     # `first_fit` is for a linear model, the other shares are for `released_gain`.
-    bends = min(noise / (_NOISE * threshold), MOST_SHARE)
-    first, size = max(bends, _LEAST), _LABEL_SIZE if kind.has_labels else _SIZE
+    if kind.has_labels:
+        bends, size = noise / (_LABEL_NOISE * threshold), _LABEL_SIZE
+    else:
+        bends, size = max(noise / (_NOISE * threshold), _LEAST_BENDS), _SIZE
+    bends = min(bends, MOST_SHARE)
+    first = max(bends, _LEAST)
     return _SHARES | {"first_fit": first, "bends": bends, "bend_size": size}
 
 
@@ -59,7 +66,7 @@ def released_gain(
     key: Key,
     noise_multiplier: float,
     shares: Mapping[str, float],  # of the budget, by release
-) -> jax.Array:
+) -> tuple[jax.Array, jax.Array]:  # gain, clip norm of slopes
     """Releases the gain of curves, an estimate of how much they reduce the mean loss.
 
     The gain is a scalar, in squares of a clip norm; above a threshold, curves are
@@ -96,7 +103,8 @@ def released_gain(
     # The norm of bends of unit spread is about the root of their number.
     largest, axes = norm / math.sqrt(bends.shape[1]), kind.axis_name
     slopes = _centered(axes, slopes, largest, slope_key, multipliers["slope_mean"])
-    return _gain(axes, bends, slopes, norm, mean_key, multipliers["bends"])
+    gain = _gain(axes, bends, slopes, norm, mean_key, multipliers["bends"])
+    return gain, largest
 
 
 @partial(jax.jit, static_argnums=0)

@@ -36,9 +36,15 @@ TAIL = 0.05
 # The largest share of the budget for a gain, and the largest noise of a gain by which
 # it is still chosen. Gains of real sets are 5 to 20 times 1e-4 in these units.
 MOST_SHARE, _MOST_NOISE = 0.05, 3e-4
-# The least gain for curves, in (noise multiplier + 1) / n, except for labels; for these
-# one in expected squares of the noise in all weights of curves, and the largest one.
-_GAIN, _NOISES, _MOST_GAIN = 5.0, 30.0, 4e-4
+# The least gain for curves of labels, in expected squares of the noise in all weights
+# of curves, and the largest one.
+_NOISES, _MOST_GAIN = 30.0, 4e-4
+# The ratio of the bound of targets to the clip norm of slopes at which the least gain
+# for other curves is (noise multiplier + 1) / n. Elsewhere it is proportional to the
+# ratio, which is large for heavy tails: curves then follow the bias of clipped slopes.
+TAIL_RATIO = 10.0
+# The smallest factor by this ratio, and the largest, for losses without the ratio too.
+TAIL_FACTORS = 0.5, 5.0
 # The records that a weight of labels needs, for fine and coarse knots: a factor of the
 # noise multiplier, and a number to add.
 LABEL_RECORDS = (12.0, 17.0), (5.0, 100.0)
@@ -69,11 +75,11 @@ def least_gain(
 ) -> float:
     """Returns the least gain, in squares of the clip norm, for curves to be fitted.
 
-    The curves have `num_weights` weights.
+    The curves have `num_weights` weights. Without labels, a factor for tails follows.
     """
     by_records = (noise_multiplier + 1) / num_samples
     if not kind.has_labels:
-        return _GAIN * by_records
+        return by_records
     by_noise = _NOISES * num_weights * _variance(num_samples, noise_multiplier)
     return min(max(by_records, by_noise), _MOST_GAIN)
 
@@ -96,9 +102,9 @@ def knots_of(
     if loss.num_outputs > 1 or loss.target_range == (-1.0, 1.0):
         (fine, coarse), most = LABEL_RECORDS, len(COARSE)
     elif loss.has_log_link:
-        fine, coarse, most = (20.0, 0.0), (45.0, 0.0), len(FINE_LOG_LINK)
+        fine, coarse, most = (35.0, 0.0), (40.0, 0.0), len(FINE_LOG_LINK)
     else:
-        fine, coarse, most = (25.0, 0.0), (60.0, 0.0), 0
+        fine, coarse, most = (25.0, 0.0), (35.0, 0.0), 0
     seen = is_seen(num_samples, 2 * num_smooth * loss.num_outputs, noise_multiplier)
     finest = FINE_LOG_LINK if loss.has_log_link else FINE
     for (factor, added), knots in ((fine, finest), (coarse, COARSE)):

@@ -28,6 +28,8 @@ from dpjax.solvers.additive._curves import (
     MOST_FINEST,
     NARROW,
     TAIL,
+    TAIL_FACTORS,
+    TAIL_RATIO,
     Hats,
     at_finest,
     at_knots,
@@ -73,7 +75,7 @@ def dp_additive_model(
     features of the record. Public numbers determine the knots: 11 or 13 in most models,
     none at a small budget, where the model is linear. With a log link columns bend
     whenever there are knots; otherwise this is a private choice, for 4 to 13 percent of
-    the budget. Labels have three knots, not lines, if records suffice:
+    the budget, for labels between lines, three knots and eleven:
     `docs/guides/curves.md` has the rules.
 
     With `intervals` curves have bands: see `Solution.bands`. Bands would not count a
@@ -170,17 +172,20 @@ def dp_additive_model(
     kind, examples = problem(table, offsets, weights, max_weight)
     del data, table
     terms = Terms(kind, num_columns, bent, column, knots, intervals)
-    straight = terms._replace(knots=())
+    models = [terms._replace(knots=())]
     if bent and kind.has_labels and not intervals and may_be_split(*sizes):
-        straight = terms._replace(knots=COARSE, is_split=True)
-        terms = terms if knots == FINE else straight
+        split = terms._replace(knots=COARSE, is_split=True)
+        if knots == FINE:
+            models.append(split)
+        else:
+            terms = split
     # With a log link, and for split curves, public numbers alone decide.
     may_choose = not (kind.loss.has_log_link or terms.is_split)
     may_choose &= is_seen(num_samples, terms.num_functions, total)
     if intervals or not (terms.knots and may_choose):
         fitted = _all_terms(terms, examples, key, total, execution)
         return Solution(fitted[0], privacy, *fitted[1:])
-    params, stats = _chosen_terms(terms, straight, examples, key, total, execution)
+    params, stats = _chosen_terms(terms, models, examples, key, total, execution)
     return Solution(params, privacy, stats)
 
 
@@ -307,7 +312,7 @@ def _all_terms(
 
 def _chosen_terms(
     terms: Terms,  # the static description of the model
-    straight: Terms,  # the same for the model that is fitted if curves gain too little
+    models: list[Terms],  # the same for models of fewer terms, lines first
     examples: Examples,  # features, targets, offsets, weights
     key: Key,
     noise_multiplier: float,  # of all releases together
@@ -323,16 +328,16 @@ def _chosen_terms(
     if terms.may_be_finest(len(examples.targets), noise_multiplier):
         key, rare_key = _keys.split(key)
         keys.append(rare_key)
-    choice = _released_choice(terms, examples, keys, noise_multiplier, execution)
+    choice = _released_choice(
+        terms, len(models), examples, keys, noise_multiplier, execution
+    )
     rest = 1 - math.fsum(choice.shares.values())
 
     def final(key: Key, index: int) -> tuple[Curves, dict[str, Any]]:
         """Releases the model of an index, as in `_Choice.which`, and its stats."""
-        # 0: the straight model; 1: curves; 1 + k: curves, with narrow hat functions in
-        # k columns.
         rare = jnp.zeros(0, "int32") if choice.rare is None else choice.rare
-        finest = rare[: max(index - 1, 0)]
-        bent = terms if index else straight
+        finest = rare[: max(index - len(models), 0)]
+        bent = [*models, terms][min(index, len(models))]
         multiplier = noise_multiplier / math.sqrt(rest)
         fitted, stats, *_ = bent.fit(examples, key, multiplier, execution, finest)
         of_fit = {name: rest * share for name, share in stats["shares"].items()}
@@ -349,7 +354,7 @@ def _chosen_terms(
     rule = "without a callback under jit or vmap, where a release chooses the model"
     _validate.require(execution.callback is None, "execution", execution, rule)
     # Only one of these models is released, so that they may share their noise.
-    last = 1 if choice.rare is None else 1 + len(choice.rare)
+    last = len(models) + (0 if choice.rare is None else len(choice.rare))
     fits = [final(jax.random.clone(key), index) for index in range(last)]
     fits.append(final(key, last))
     return jax.tree.map(lambda *each: jnp.stack(each)[choice.which], *fits)
@@ -358,7 +363,9 @@ def _chosen_terms(
 class _Choice(NamedTuple):
     """Holds a released choice of terms."""
 
-    which: jax.Array  # index of the model, as `_chosen_terms` numbers them
+    # The index of the model: of those with fewer terms, then that with all of them, and
+    # those with all terms and narrow hat functions in 1, 2, ... columns.
+    which: jax.Array
     gain: jax.Array  # a scalar
     rare: jax.Array | None  # columns for narrow functions; None: no such choice
     shares: dict[str, float]  # shares of the budget that the choice costs
@@ -366,6 +373,7 @@ class _Choice(NamedTuple):
 
 def _released_choice(
     terms: Terms,  # the static description of the model
+    num_models: int,  # that have fewer terms: lines, and perhaps a few knots
     examples: Examples,  # features, targets, offsets, weights
     keys: list[Key],  # for the linear model, the gain, and perhaps the counts
     noise_multiplier: float,  # of all releases together
@@ -375,7 +383,8 @@ def _released_choice(
 
     The choice follows from the gain, an estimate of how much curves reduce the loss of
     a linear model, and from noisy shares of records at zero, by column. The linear
-    model is released for this choice only.
+    model is released for this choice only. All knots need a gain above a threshold,
+    few knots only one above its standard deviation.
     """
     kind, num_samples = terms.kind, len(examples.targets)
     first_key, gain_key, *rare_key = keys
@@ -383,7 +392,6 @@ def _released_choice(
     threshold = least_gain(kind, num_samples, num_weights, noise_multiplier)
     noise = gain_noise(num_samples, terms.num_functions, noise_multiplier)
     shares = shares_of(kind, noise, threshold)
-    threshold += 2 * noise / shares["bends"]  # two standard deviations of the gain
     line, line_stats, *_ = terms._replace(knots=()).fit(
         examples,
         first_key,
@@ -392,7 +400,7 @@ def _released_choice(
     )
     scale = line_stats.get("residual_scale")
     bending, predictions = _residual_problem(terms, examples, line, scale)
-    gain = released_gain(
+    gain, slope_norm = released_gain(
         kind,
         bending,
         predictions,
@@ -401,13 +409,22 @@ def _released_choice(
         noise_multiplier=noise_multiplier,
         shares=shares,
     )
-    which = (gain > threshold).astype("int32")
+    if "target_size" in line_stats:
+        ratio = line_stats["target_size"] / (TAIL_RATIO * slope_norm)
+        threshold *= jnp.clip(ratio, *TAIL_FACTORS)
+    elif not kind.has_labels:
+        threshold *= TAIL_FACTORS[1]
+    stddev = noise / shares["bends"]
+    which = (gain > threshold + 2 * stddev).astype("int32")
+    if num_models > 1:
+        which += (gain > stddev).astype("int32")
     if not rare_key:
         return _Choice(which, gain, None, shares)
     shares["rare_columns"] = RARE_SHARE
     multiplier = noise_multiplier / math.sqrt(RARE_SHARE)
     rare, num_rare = rare_columns(kind.axis_name, bending, *rare_key, multiplier)
-    return _Choice(which * (1 + num_rare), gain, rare, shares)
+    which += jnp.where(which == num_models, num_rare, 0)
+    return _Choice(which, gain, rare, shares)
 
 
 def _residual_problem(

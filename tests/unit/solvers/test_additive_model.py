@@ -122,6 +122,32 @@ def test_labels_have_split_curves_where_records_suffice(epsilon, knots):
     assert predicted[rare].mean() > predicted[~rare].mean() + 1.5
 
 
+@pytest.mark.parametrize(
+    ("loss", "gain", "slope_norm", "terms"),
+    [
+        ("logistic", -1.0, 1.0, "lines"),
+        ("logistic", 1e-4, 1.0, "coarse"),
+        ("logistic", 1.0, 1.0, "fine"),
+        ("squared", 1e-3, 1.0, "fine"),  # of light tails
+        ("squared", 1e-3, 1e-3, "lines"),  # of heavy tails
+        ("huber", 1e-3, 1.0, "lines"),
+    ],
+)
+def test_a_gain_chooses_the_knots(loss, gain, slope_norm, terms, monkeypatch):
+    rng = np.random.default_rng(0)
+    features = np.c_[rng.normal(size=(4_000, 2)), np.ones(4_000)]
+    targets = np.sign(rng.normal(size=4_000))
+    released = jnp.asarray(gain), jnp.asarray(slope_norm)
+    monkeypatch.setattr(_model, "released_gain", lambda *_, **__: released)
+    options = {"epsilon": 8.0, "delta": 1e-5, "smooth": [0, 1], "intercept": 2}
+    options["key"] = jax.random.key(0)
+    curves = dp_additive_model(loss, (features, targets), **options).params
+    heights = dict(zip(curves.knots, np.moveaxis(curves.heights, 1, 0), strict=True))
+    assert np.any(curves.heights) == (terms != "lines")
+    has_knot = np.abs(heights[1.0] - heights[2.0] / 2).max() > 1e-5
+    assert has_knot == (terms == "fine")
+
+
 def test_which_columns_are_mostly_zero():
     shares = np.array([0.5, 0.05, 0.14, 0.0, 0.16])
     beside = np.arange(1_000)[:, None] < 1_000 * shares
@@ -200,7 +226,7 @@ def test_curves_are_the_same_at_finer_knots(outputs):
 def test_knots_follow_from_public_numbers():
     most = losses.logistic, losses.softmax(3), losses.huber(1.0), losses.squared
     cases = [(loss, [[0, 0, 0], [0, 11, 11], [0, 0, 3]]) for loss in most]
-    amounts = [[0, 0, 0], [0, 13, 13], [0, 0, 13]]
+    amounts = [[0, 0, 0], [0, 3, 13], [0, 0, 3]]
     for loss, counts in [*cases, (losses.poisson(10.0), amounts)]:
         sizes = [loss.num_outputs * n for n in (300, 2_000, 25_000)]
         assert counts == [
