@@ -22,12 +22,11 @@ from dpjax.solvers.statistics._noisy_quantile import noisy_quantile
 # the bound of products, which for labels may depend on few records.
 _SHARES, _SIZE, _LABEL_SIZE = {"bend_moments": 0.01, "slope_mean": 0.002}, 0.005, 0.02
 # The linear model that is tested has the same share as the mean of products, but at
-# least this.
+# least this. Without labels the mean of products has no less either.
 _LEAST = 0.02
 # The standard deviation of a gain, in thresholds: more precision is useless. That of
 # labels is small because their threshold is many times the gains of straight effects.
 _NOISE, _LABEL_NOISE = 0.5, 0.05
-_LEAST_BENDS = 0.02  # of the budget, for the mean of products; not for labels
 _LINE, _HAT = 4.0, 2.0  # the ends of the tested line and hats
 _CLIPPED = 0.05  # the largest share of the records with clipped products
 # Added to the eigenvalues of moments, and to the moments of bends, in mean weights, so
@@ -51,7 +50,7 @@ def shares_of(
     if kind.has_labels:
         bends, size = noise / (_LABEL_NOISE * threshold), _LABEL_SIZE
     else:
-        bends, size = max(noise / (_NOISE * threshold), _LEAST_BENDS), _SIZE
+        bends, size = max(noise / (_NOISE * threshold), _LEAST), _SIZE
     bends = min(bends, MOST_SHARE)
     first = max(bends, _LEAST)
     return _SHARES | {"first_fit": first, "bends": bends, "bend_size": size}

@@ -155,8 +155,8 @@ def training_privacy(plan: Plan, data: Dataset) -> PrivacyGuarantee:
     arguments = {"intervals": False, "max_features": None} | dict(plan.arguments)
     arguments.pop("smooth", None)
 
-    def features(*rows: jax.Array) -> jax.Array:
-        return checked(plan.loss_fn, rows, -1, **arguments).features
+    def features(rows: jax.Array, targets: jax.Array) -> jax.Array:
+        return checked(plan.loss_fn, (rows, targets), -1, **arguments).features
 
     num_samples, num_columns = jax.eval_shape(features, *data.train).shape
     is_choosing = (arguments["max_features"] or num_columns) < num_columns - 1
