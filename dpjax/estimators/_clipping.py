@@ -133,7 +133,7 @@ class NormEstimator(NormBounded):
         return other
 
     def bound_fn(self) -> BoundFn:
-        """Returns a function from a sample x to x·weight(|x|), and |x| <= threshold."""
+        """Returns a function from x to x·weight(|x|), and whether |x| <= threshold."""
         weight_fn, threshold = self.weight_fn(), self.sizes[0]
 
         def bound(sample: FactoredSamples) -> tuple[FactoredSamples, jax.Array]:

@@ -256,7 +256,7 @@ class _NoisyMean(NamedTuple):
     __repr__ = secret_repr
 
     def init(self, params):
-        """Returns the state: a key, with buffers of correlated noise or thresholds."""
+        """Returns a key, with buffers of correlated noise or thresholds if needed."""
         refuse_wrappers(params)
         start = KeyState.of(self.key)
         if self.strategy is not None:

@@ -93,8 +93,9 @@ def noisy_size_histogram(
 ) -> "SizeHistogram":
     """Releases noisy counts of magnitudes (n,) in bins of a factor of two.
 
-    Several quantiles follow from them. The data end at the first bin that seems empty
-    after the last that stands out, but up to `num_skipped` of these are passed over.
+    Several quantiles follow from them. Bins above the last count that stands out of the
+    noise are assumed to hold data up to the first that seems empty. `num_skipped` such
+    bins are passed over, because large magnitudes are few and have gaps.
     """
     # Of three programs, the long one for noise is compiled once for all n.
     counts, stddevs = _counts(magnitudes, noise_multiplier)

@@ -352,9 +352,11 @@ def _numbers_of_cells(
 def _most_cells(
     shape: tuple[int, int], noisy: jax.Array, stddevs: jax.Array
 ) -> jax.Array:
-    """Returns b, a number of nonzero cells (entries) that few of the rows exceed."""
-    # It follows from noisy counts of rows by this number, with noise of `stddevs`, and
-    # bounds the sensitivity of `_exponents`. `shape` is the columns' shape.
+    """Returns b, a number of nonzero cells that few of the rows exceed.
+
+    It bounds the sensitivity of `_exponents`. `noisy` are counts of rows by their
+    number of nonzero cells, with noise of `stddevs`; `shape` is (n, k) of the columns.
+    """
     edges = _edges_of(shape[1])
     bins = jnp.arange(len(edges))
     is_above = bins[None] > bins[:, None]
