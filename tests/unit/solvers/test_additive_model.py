@@ -86,12 +86,9 @@ def test_bends_are_white_and_beside_their_lines():
     bends = Bends((2, 0), (-2.0, -0.5, 0.0, 1.0, 2.0))
     kind = ModelKind(losses.logistic, True, False, None, bends=bends)
     examples = Examples(columns, 0 * weights, 0 * weights, weights)
-    empty = (
-        Whitening(jnp.zeros(0), jnp.zeros((0, 0)), jnp.ones(())),
-        jnp.zeros((5000, 0)),
-    )
-    mean, key = jnp.mean(weights), jax.random.key(0)
-    _, z = with_bends(kind, examples, *empty, mean, key, 1e-6)
+    whitening = Whitening(jnp.zeros(0), jnp.zeros((0, 0)), jnp.ones(()))
+    empty, mean = (whitening, jnp.zeros((5000, 0))), jnp.mean(weights)
+    _, z = with_bends(kind, examples, *empty, mean, jax.random.key(0), 1e-6)
     lines = np.clip(columns[:, (2, 0)], -2, 2)
     moments = np.cov(np.c_[z, lines].T, aweights=weights) * float(mean)
     for own in (slice(0, 3), slice(3, 6)):
@@ -218,9 +215,8 @@ def test_curves_are_the_same_at_finer_knots(outputs):
     columns = np.c_[features, bends(jnp.asarray(features))]
     expected = np.float64(columns) @ np.float64(weights)
     for params in (curves, _curves.at_knots(curves, FINE)):
-        np.testing.assert_allclose(
-            params.predict(features), expected, rtol=1e-4, atol=1e-4
-        )
+        predictions = params.predict(features)
+        np.testing.assert_allclose(predictions, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_knots_follow_from_public_numbers():
