@@ -230,10 +230,8 @@ def test_knots_follow_from_public_numbers():
             for smooth in (0, 5, 100)
         ]
     # Where noise would hide a gain, models of labels have three knots at most.
-    sizes = [
-        len(_curves.knots_of(losses.logistic, n, 9, 4, 30.0)) for n in (9_000, 10**6)
-    ]
-    assert sizes == [3, 11]
+    knots = [_curves.knots_of(losses.logistic, n, 9, 4, 30.0) for n in (9_000, 10**6)]
+    assert [*map(len, knots)] == [3, 11]
     kind = ModelKind(losses.logistic, True, False, None)
     terms = _model.Terms(kind, 10, (), 9, FINE, False)
     num = 60 * (10 + 2 * len(NARROW))
@@ -298,9 +296,8 @@ def test_the_error_of_a_curve_is_that_of_a_sum_of_params(banded):
     curves, errors = banded.params, banded.standard_errors
     flat, restore = jax.flatten_util.ravel_pytree(curves)
     grid = jnp.array([-7.0, -1.3, 0.2, 2.0, 3.0])
-    covariance = np.asarray(banded.correlations, float) * np.outer(
-        *2 * [np.asarray(jax.flatten_util.ravel_pytree(errors)[0], float)]
-    )
+    each = np.asarray(jax.flatten_util.ravel_pytree(errors)[0], float)
+    covariance = np.asarray(banded.correlations, float) * np.outer(each, each)
 
     @jax.jit
     @jax.jacobian
