@@ -174,9 +174,8 @@ def test_the_record_is_found_again(name, record):
 
 
 def test_the_page_rounds_claims_up_and_bounds_down(record):
-    odd = dataclasses.replace(
-        record["laplace"], claim=1.00001, delta=1.2345612e-5, epsilon=0.99998
-    )
+    numbers = {"claim": 1.00001, "delta": 1.2345612e-5, "epsilon": 0.99998}
+    odd = dataclasses.replace(record["laplace"], **numbers)
     page = guarantees.page(record | {"laplace": odd})
     assert "ε ≥ 0.999 of 1.01 |" in page
     assert "| 1.001 | 1.23457e-05 | 0.9999 | 99% | 100,000 |" in page

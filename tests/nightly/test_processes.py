@@ -92,10 +92,9 @@ def test_several_processes_train_as_one_does(name, options, results):
 @pytest.mark.parametrize("batching", [Poisson(6.0), WithoutReplacement(7)])
 def test_each_reads_its_part_of_a_batch(batching, of_two):
     state = batching.init(jax.random.key(5), len(TARGETS), 2, epsilon=1.0, delta=1e-5)
+    data = jnp.asarray(FEATURES), jnp.asarray(TARGETS)
     for step in range(2):
-        (features, targets), mask, state = batching.draw(
-            state, (jnp.asarray(FEATURES), jnp.asarray(TARGETS))
-        )
+        (features, targets), mask, state = batching.draw(state, data)
         parts = [part for r in of_two for part in r[f"batches {batching}"][step]]
         assert len(parts) == 2
         _, *columns = zip(*sorted(parts), strict=True)
@@ -177,9 +176,8 @@ def launched(folder, program, *options):
     slurm |= {"SLURM_STEP_NUM_NODES": "1", "SLURM_NTASKS": "2"}
     ranks = [{"SLURM_PROCID": str(i), "SLURM_LOCALID": str(i)} for i in range(2)]
     command = [LAUNCH / program, "--folder", folder, *options]
-    codes, _, out, err = run_processes(
-        [command] * 2, [OPTIONS | slurm | rank for rank in ranks]
-    )
+    environments = [OPTIONS | slurm | rank for rank in ranks]
+    codes, _, out, err = run_processes([command] * 2, environments)
     assert codes == [0, 0], err
     return out
 

@@ -18,6 +18,7 @@ from dpjax.constraints import L1Ball
 from dpjax.estimators import AdaptiveThreshold, Clipping
 from dpjax.mechanisms import BandedToeplitz
 from dpjax.transforms import accumulate, frank_wolfe, peel, privatize
+from tests.unit.transforms.test_contract import is_key
 
 PARAMS = jnp.zeros(3)
 INTERNAL = {"Draw", "Release"}  # of the command, which prints none of its objects
@@ -102,10 +103,6 @@ def test_a_donated_training_state_deletes_nothing_else(noise):
     optimizer = optax.contrib.schedule_free_sgd(0.1)
     options = {"num_samples": 99, "epsilon": 1.0, "delta": 1e-3, "noise": noise}
     run = dpjax.PrivateTraining(jnp.vdot, optimizer, estimator=Clipping(1.0), **options)
-
-    def is_key(x):
-        return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
-
     params, host, key = jnp.ones(3), np.ones(3, np.float32), jax.random.key(0)
     with jax.debug_key_reuse(False):
         for start in (params, host):

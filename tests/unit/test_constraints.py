@@ -267,18 +267,15 @@ def test_a_grid_covers_its_set(constraint, key):
 
 def test_a_grid_over_a_cube_is_tight():
     num_coordinates = 4
-    radius = math.sqrt(num_coordinates) / 5  # cells of side 2/5
-    net = constraints.grid_net(
-        Box(0.0, 2.0), num_coordinates, radius=radius * (1 + 1e-6)
-    )
+    box, radius = Box(0.0, 2.0), math.sqrt(num_coordinates) / 5  # cells of side 2/5
+    net = constraints.grid_net(box, num_coordinates, radius=radius * (1 + 1e-6))
     assert net.shape == (5**num_coordinates, num_coordinates)
     corners = list(itertools.product([0.0, 2.0], repeat=num_coordinates))
     assert farthest(net, corners) == pytest.approx(radius, rel=1e-5)
     assert len(np.unique(net, axis=0)) == len(net)
     # A radius that is large needs one point.
-    np.testing.assert_allclose(
-        constraints.grid_net(L2Ball(1.0), 4, radius=2.0), [[0.0] * 4]
-    )
+    net = constraints.grid_net(L2Ball(1.0), 4, radius=2.0)
+    np.testing.assert_allclose(net, [[0.0] * 4])
 
 
 def test_a_halton_net_spreads_over_its_box():

@@ -51,9 +51,7 @@ def test_a_data_frame_is_a_table(frame, description):
 
 def test_parts_share_one_budget(description):
     assert len(description.rows) == 2 * 3 * 25 + 3 * 2 + 3 * 2 * 2
-    counts = [
-        row for row in description.rows if row.statistic in ("count", "histogram")
-    ]
+    counts = [x for x in description.rows if x.statistic in ("count", "histogram")]
     assert all(row.value == int(row.value) for row in counts)
     assert description.edges["age"] == tuple(np.linspace(0.0, 100.0, 21))
     costs = description.costs

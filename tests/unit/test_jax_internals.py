@@ -60,9 +60,8 @@ def test_loops_are_read_as_jax_writes_them():
 def test_traced_values_are_told_from_concrete_ones(transform):
     # `_validate.is_concrete`: a traced value must never be looked at.
     seen = []
-    transform(lambda x: seen.append(_validate.is_concrete(x)) or x * 1.0)(
-        jnp.ones(1) if transform is jax.vmap else jnp.float32(1)
-    )
+    value = jnp.ones(1) if transform is jax.vmap else jnp.float32(1)
+    transform(lambda x: seen.append(_validate.is_concrete(x)) or x * 1.0)(value)
     assert not any(seen)
     assert _validate.is_concrete(jnp.ones(1))
 

@@ -15,11 +15,8 @@ from dpjax.accounting import PrivacyGuarantee, gaussian_event
 from dpjax.tables._statement import Statement
 from tests.unit.models.test_model import archive, model, model_file, shaped
 
-SCHEMA = json.loads(
-    importlib.resources.files("dpjax.tables")
-    .joinpath("privacy.schema.json")
-    .read_text("utf-8")
-)
+SCHEMA = importlib.resources.files("dpjax.tables") / "privacy.schema.json"
+SCHEMA = json.loads(SCHEMA.read_text("utf-8"))
 KINDS = {"object": dict, "string": str, "number": int | float}
 
 

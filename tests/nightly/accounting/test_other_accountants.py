@@ -40,23 +40,19 @@ def test_epsilons_are_those_of_jax_privacy():
     np.testing.assert_allclose(epsilon, expected, rtol=2e-3)
     # One release of C g, by their sensitivity of two strategies and patterns.
     accountant = theirs.SingleReleaseTrainingAccountant(config)
-    for strategy, most, apart in (
-        (BANDED, 8, 5),
-        (BufferedToeplitz(40, (0.9, 0.4), (0.3, 0.3)), 4, 10),
-    ):
+    buffered = BufferedToeplitz(40, (0.9, 0.4), (0.3, 0.3))
+    for strategy, most, apart in ((BANDED, 8, 5), (buffered, 4, 10)):
         with (
             jax.enable_x64(True),
             jax.numpy_dtype_promotion("standard"),
             jax.numpy_rank_promotion("allow"),
         ):
-            squared = toeplitz.minsep_sensitivity_squared(
-                jax.numpy.asarray(strategy.toeplitz()), apart, most
-            )
+            column = jax.numpy.asarray(strategy.toeplitz())
+            squared = toeplitz.minsep_sensitivity_squared(column, apart, most)
         params = theirs.DpParams(noise_multipliers=6.0 / math.sqrt(squared), **sizes)
         pattern = {"max_participations": most, "min_separation": apart}
-        epsilon = noise_multiplier_to_epsilon(
-            6.0, 1e-5, Sampling(40, strategy=strategy, **pattern)
-        )
+        sampling = Sampling(40, strategy=strategy, **pattern)
+        epsilon = noise_multiplier_to_epsilon(6.0, 1e-5, sampling)
         expected = accountant.compute_epsilon(40, params)
         np.testing.assert_allclose(epsilon, expected, rtol=2e-3)
 

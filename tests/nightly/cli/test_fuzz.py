@@ -49,9 +49,8 @@ def changed(content, rng):
         end = start + rng.choice([0, 1, 1, 3, 20])
         again = bytes(content[start : end + 9])
         content[start:end] = rng.choice([*WORDS, again, rng.randbytes(2)])
-    return bytes(
-        content[: rng.choice([None, None, None, rng.randint(0, len(content))])]
-    )
+    end = rng.choice([None, None, None, rng.randint(0, len(content))])
+    return bytes(content[:end])
 
 
 def changed_archive(content, rng):

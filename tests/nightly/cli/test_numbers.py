@@ -5,12 +5,10 @@ import math
 from pathlib import Path
 from types import SimpleNamespace
 
-import jax
 import numpy as np
 import pandas as pd
 import pytest
 
-import dpjax
 from dpjax.datasets import Categorical, Numeric
 from dpjax.sklearn import DPPoissonRegressor
 from dpjax.tables.cli._forecast import made_records
@@ -56,8 +54,7 @@ def table(num=NUM):
 
 
 def described(frame, *, epsilon=EXACT, seed=0, **options):
-    given = {"key": jax.random.key(seed), "epsilon": epsilon, "delta": 1e-6}
-    return dpjax.describe(frame, SCHEMA, **given, **options)
+    return test_describe.described(frame, SCHEMA, key=seed, epsilon=epsilon, **options)
 
 
 def right(frame, edges, by):
@@ -271,8 +268,8 @@ def test_a_limit_makes_numbers_as_exact_as_it_allows():
     frame = table(1_000)[["income"]].dropna()
     widths = []
     for limit in (None, SCHEMA["income"]):
-        options = {"key": jax.random.key(1), "epsilon": 1.0, "delta": 1e-4}
-        rows = dpjax.describe(frame, {"income": limit}, **options).rows
+        options = {"key": 1, "epsilon": 1.0, "delta": 1e-4}
+        rows = test_describe.described(frame, {"income": limit}, **options).rows
         (row,) = (x for x in rows if x.statistic == "mean")
         widths.append((row.high - row.low) / 2)
     clipped = frame["income"].clip(0, 20_000)

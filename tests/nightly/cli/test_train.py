@@ -154,12 +154,9 @@ def test_persons_on_a_list(here):
 
 
 OPEN = """
-[columns.rooms]
-
-[columns.town]
-categories = ["Ghent", "Lier"]
-
-[target]
+columns.rooms = {}
+columns.town = {categories = ["Ghent", "Lier"]}
+target = {}
 """
 ODD_LINES = ['nan,"Ghent,1e38,yes', "", "inf,Lier", "1e39,?,abc,maybe,5", "-1e38,,,"]
 

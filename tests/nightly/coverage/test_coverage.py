@@ -191,9 +191,8 @@ def covered(tables, truths, **settings):
 def test_intervals_of_groups():
     every, of = groups.table(2_000_000, seed=100)
     truths = {"counts": 20_000 * groups.SHARES, "means": 100 + groups.PLACES}
-    truths["quantiles"] = np.array(
-        [[np.quantile(every[of == g], 0.8)] for g in range(4)]
-    )
+    quantiles = [np.quantile(every[of == g], 0.8) for g in range(4)]
+    truths["quantiles"] = np.array(quantiles)[:, None]
     tables = [groups.table(seed=seed) for seed in range(100)]
     for shares in covered(tables, truths, quantiles=(0.8,), **BUDGET).values():
         # 93 percent in 400, of which 5 may come together: one alarm in a hundred.
@@ -240,19 +239,26 @@ def test_an_interval_of_a_mean_counts_the_noise():
     assert 2 / 4_000**0.5 < noise < 1.2 * np.median(np.asarray(errors))
 
 
-def test_an_interval_reaches_the_next_number_from_a_narrow_bin():
-    """From zero, whose bin is 1e-6 wide: 240 widths say less than the one that does."""
+def intervals_of(keys, numbers, ends, **asked):
+    """Intervals of quantiles, of 10,000 draws from numbers with shares up to ends."""
+    numbers, inner = jnp.asarray(numbers, "float32"), jnp.asarray(ends[:-1], "float32")
 
     @jax.jit
     @jax.vmap
     def draw(key):
         data_key, key = jax.random.split(key)
-        places = jnp.array([0.4695, 0.4995, 0.53])  # the median is 1/16
-        places = jnp.searchsorted(places, jax.random.uniform(data_key, (10_000,)))
-        samples = jnp.array([-1.0, 0.0, 1 / 16, 1.0])[places]
-        return dp_quantile(samples, key=key, epsilon=0.5).interval()
+        places = jnp.searchsorted(inner, jax.random.uniform(data_key, (10_000,)))
+        return dp_quantile(numbers[places], key=key, **asked).interval()
 
-    low, high = np.asarray(draw(jax.random.split(jax.random.key(0), 400))).T
+    return np.moveaxis(np.asarray(draw(keys)), 1, 0)
+
+
+def test_an_interval_reaches_the_next_number_from_a_narrow_bin():
+    """From zero, whose bin is 1e-6 wide: 240 widths say less than the one that does."""
+
+    ends = [0.4695, 0.4995, 0.53, 1.0]  # the median is 1/16
+    runs = jax.random.split(jax.random.key(0), 400)
+    low, high = intervals_of(runs, [-1.0, 0.0, 1 / 16, 1.0], ends, epsilon=0.5)
     assert np.mean((low <= 1 / 16) & (high >= 1 / 16)) > 0.94
 
 
@@ -262,16 +268,9 @@ def test_intervals_of_several_quantiles_hold_all_at_once(weights, key):
     ends, shares = np.cumsum(weights), np.arange(1, 10) / 10
     right = np.searchsorted(ends, shares) + 1.0
 
-    @jax.jit
-    @jax.vmap
-    def draw(key):
-        data_key, key = jax.random.split(key)
-        places = jax.random.uniform(data_key, (10_000,))
-        index = jnp.searchsorted(jnp.asarray(ends[:-1], "float32"), places)
-        samples = 1.0 + index.astype("float32")
-        return dp_quantile(samples, key=key, epsilon=1.0, quantile=shares).interval()
-
-    low, high = np.moveaxis(np.asarray(draw(jax.random.split(key, 100))), 1, 0)
+    numbers, runs = np.arange(1.0, 1 + len(ends)), jax.random.split(key, 100)
+    asked = {"epsilon": 1.0, "quantile": shares}
+    low, high = intervals_of(runs, numbers, ends, **asked)
     assert np.isfinite(high).all()
     assert np.mean(np.all((low <= right) & (high >= right), axis=1)) > 0.93
 

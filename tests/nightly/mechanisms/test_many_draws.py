@@ -92,18 +92,16 @@ def test_sensitivities_of_strategies_are_those_of_jax_privacy():
         parts = list(buffered.decays), list(buffered.scales)
         blt = theirs.buffered_toeplitz.BufferedToeplitz.build(*parts)
         columns = jnp.asarray(banded.coefficients), blt.toeplitz_coefs(60)
+        squared_of = partial(theirs.toeplitz.minsep_sensitivity_squared, n=60)
+        bound_of = theirs.sensitivity.get_min_sep_sensitivity_upper_bound
         for most, apart in ((1, 1), (3, 20), (6, 10)):
             pattern = {"max_participations": most, "min_separation": apart}
             for ours, column in zip((banded, buffered), columns, strict=True):
-                squared = theirs.toeplitz.minsep_sensitivity_squared(
-                    column, apart, most, n=60
-                )
+                squared = squared_of(column, apart, most)
                 expected = ours.sensitivity(**pattern) ** 2
                 np.testing.assert_allclose(expected, squared, rtol=1e-8)
             # Their bound for any matrix takes the worst of each row on its own.
-            bound = theirs.sensitivity.get_min_sep_sensitivity_upper_bound(
-                jnp.asarray(tree.matrix()), apart, most
-            )
+            bound = bound_of(jnp.asarray(tree.matrix()), apart, most)
             assert tree.sensitivity(**pattern) <= 1.05 * bound
 
 

@@ -92,10 +92,9 @@ def unshared():
 
 def saved():
     data = loading.load(source, by_records)
-    execution = Execution(
-        callback=kill_another if "kill" in tasks else None,
-        checkpoint=Checkpoint(folder / "states", every=2),
-    )
+    callback = kill_another if "kill" in tasks else None
+    checkpoint = Checkpoint(folder / "states", every=2)
+    execution = Execution(callback=callback, checkpoint=checkpoint)
     return {"saved": train(data, execution=execution)}
 
 

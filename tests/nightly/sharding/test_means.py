@@ -19,6 +19,7 @@ from dpjax.transforms import privatize
 from tests import registry
 from tests.factored import GROUPS
 from tests.privacy.estimators.test_any_precision import check_moves_of_program
+from tests.unit.transforms.test_privatize import STRATEGIES
 
 N = 80
 ESTIMATORS = {
@@ -136,10 +137,8 @@ def test_a_mean_over_two_mesh_axes_is_that_of_one_device():
     mesh = jax.make_mesh((2, 4), axes, axis_types=(AxisType.Auto,) * 2)
     batch = dealt(BATCH, mesh, P(axes))
     # At hand, an array tells; traced, it must be said.
-    for name, axis_name, run in (
-        ("Clipping", None, lambda f: f),
-        ("median-19", axes, jax.jit),
-    ):
+    cases = ("Clipping", None, lambda f: f), ("median-19", axes, jax.jit)
+    for name, axis_name, run in cases:
         grad_fn = run(robust_grad(loss_fn, ESTIMATORS[name], axis_name=axis_name))
         assert_close(grad_fn(PARAMS, batch), mean_of_one_device(name))
 
@@ -166,8 +165,7 @@ def test_what_travels_is_seen():
 
 
 @pytest.mark.parametrize(
-    ("setting", "places"),
-    [(explicit, {}), (manual, {"outputs": (WHOLE, ROWS, ROWS)})],
+    ("setting", "places"), [(explicit, {}), (manual, {"outputs": (WHOLE, ROWS, ROWS)})]
 )
 def test_masks_divisors_values_and_aux(setting, places):
     mask = jnp.arange(N) % 3 == 0
@@ -259,9 +257,8 @@ def test_no_record_moves_a_mean_beyond_its_sensitivity(seed):
 def test_noise_is_added_to_the_exact_mean(key):
     # Whole numbers, of which blocks add exactly: their sums have 32 bits.
     rows = np.float32(np.random.default_rng(0).integers(0, 2**18, (2**14, 300)))
-    transform = privatize(
-        Winsorization(2.0**18), noise_multiplier=1e-4, key=key, axis_name="records"
-    )
+    options = {"noise_multiplier": 1e-4, "key": key, "axis_name": "records"}
+    transform = privatize(Winsorization(2.0**18), **options)
 
     @jax.jit
     def released(rows):
@@ -435,23 +432,14 @@ def test_derivatives_over_devices_are_those_of_one():
     assert_close(split(dealt(rows, mesh_of(8))), expected, 1e-5)
 
 
-STRATEGIES = {
-    "bands": mechanisms.BandedToeplitz.square_root(6, 3),
-    "buffers": mechanisms.BufferedToeplitz(6, decays=(0.9, 0.25), scales=(0.3, 0.2)),
-    "tree": mechanisms.BinaryTree(6),
-}
-
-
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_correlated_noise(name):
     mesh = mesh_over_two_axes(AxisType.Explicit)
 
     def released(params, grads, axis_name=None):
-        transform = privatize(
-            Winsorization(1.0),
-            **{"noise_multiplier": 3.0, "noise": STRATEGIES[name]},
-            **{"key": jax.random.key(3), "axis_name": axis_name},
-        )
+        options = {"noise_multiplier": 3.0, "noise": STRATEGIES[name]}
+        options |= {"key": jax.random.key(3), "axis_name": axis_name}
+        transform = privatize(Winsorization(1.0), **options)
 
         def step(state, _):
             updates, state = transform.update(grads, state, params)

@@ -226,9 +226,8 @@ def test_gradients_of_several_records_would_be_seen(monkeypatch):
 
 
 def trained(params, batch, axis_name):
-    run = dpjax.PrivateTraining(
-        loss_fn, num_samples=N // DEVICES, epsilon=8.0, delta=1e-5, num_steps=1
-    )
+    sizes = {"num_samples": N // DEVICES, "num_steps": 1}
+    run = dpjax.PrivateTraining(loss_fn, epsilon=8.0, delta=1e-5, **sizes)
     state = run.init(params, jax.random.key(0))
     return run.step(state, batch, axis_name=axis_name)[0].params
 

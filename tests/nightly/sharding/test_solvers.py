@@ -138,10 +138,8 @@ def test_choices_among_dealt_out_candidates(select, num_chunks):
         count = {"num_chunks": len(chunks)}
         return select(key, lambda i: chunks[i], **count, **options, **where)
 
-    def on_device(key, mine):
-        return chosen(key, mine, axis_name="records")
-
     values, alone = dealt(scores), jax.jit(chosen)
+    on_device = partial(chosen, axis_name="records")
     dealt_out = test_means.mapped(on_device, values.sharding.mesh)
     keys = [jax.random.key(i) for i in range(25)]
     choices = [int(alone(key, scores)) for key in keys]
@@ -178,9 +176,8 @@ def test_batches_hold_the_same_records_and_gather_nothing(batching):
     run = jax.jit(lambda data: draw(data, "records"))
     many, mask = run(dealt(data))
     size = len(one["i"])
-    jax.tree.map(
-        lambda x, y: np.testing.assert_array_equal(np.asarray(x)[:size], y), many, one
-    )
+    first = jax.tree.map(lambda x: np.asarray(x)[:size], many)
+    chex.assert_trees_all_equal(first, one)
     assert len(many["i"]) % 8 == 0
     assert {x.sharding.spec[0] for x in jax.tree.leaves(many)} == {"records"}
     np.testing.assert_array_equal(mask[:size], one_mask)

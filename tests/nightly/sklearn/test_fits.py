@@ -77,9 +77,8 @@ def test_tiny_tables_give_finite_predictions(estimator, n):
 def test_examples_that_the_default_run_skips(estimator):
     source = inspect.getdoc(estimator).replace("# doctest: +SKIP", "")
     example = doctest.DocTestParser().get_doctest(source, {}, "example", None, 0)
-    results = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE).run(
-        example
-    )
+    runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE)
+    results = runner.run(example)
     assert results.attempted >= 5
     assert not results.failed
 
@@ -101,9 +100,8 @@ def test_categories_of_arrays_are_declared(shapes):
     frame, scores = shapes
     rows = frame.astype({"owns": float}).to_numpy(object)
     labels = np.digitize(scores, [-1, 2])
-    declared = dpjax.sklearn.DPAdditiveClassifier(
-        random_state=0, classes=[0, 1, 2], categorical_features={1: test_additive.KINDS}
-    )
+    given = {"classes": [0, 1, 2], "categorical_features": {1: test_additive.KINDS}}
+    declared = dpjax.sklearn.DPAdditiveClassifier(random_state=0, **given)
     assert declared.fit(rows, labels).shapes_[1].values.shape == (4, 3)
     assert declared.score(rows, labels) > 0.7
     legend = declared.plot_shapes().axes[0].get_legend().get_texts()

@@ -42,9 +42,8 @@ def made(name, *, is_bent):
 def has_fine_curves(curves):
     """Tells whether curves bend at more than the knots -2, 0 and 2 of labels."""
     coarse = [curves.knots.index(knot) for knot in (-2.0, 0.0, 2.0)]
-    heights = np.moveaxis(np.asarray(curves.heights), 1, -1).reshape(
-        -1, len(curves.knots)
-    )
+    heights = np.moveaxis(np.asarray(curves.heights), 1, -1)
+    heights = heights.reshape(-1, len(curves.knots))
     few = [np.interp(curves.knots, (-2.0, 0.0, 2.0), row[coarse]) for row in heights]
     return not np.allclose(heights, few, atol=1e-5)
 
@@ -68,9 +67,8 @@ def test_curves_are_coarse_where_labels_are_rare():
     labels = features[:, 0] - 4 > rng.logistic(size=16_000)
     for key in range(3):
         options = {"epsilon": 0.5, "delta": 1e-5, "key": jax.random.key(key)}
-        model = dp_additive_model(
-            "logistic", (features, labels), smooth=range(5), intercept=5, **options
-        )
+        options |= {"smooth": range(5), "intercept": 5}
+        model = dp_additive_model("logistic", (features, labels), **options)
         assert "gain" in model.stats
         assert not has_fine_curves(model.params)
 

@@ -54,9 +54,8 @@ def test_figure_1b_at_its_largest_sample():
 
     problem = regression(90_000, 200)
     # The paper's parameters at another key: a start of the same law.
-    start = datasets.linear_model(
-        jax.random.key(5), num_samples=1, num_features=200
-    ).true_params
+    sizes = {"num_samples": 1, "num_features": 200}
+    start = datasets.linear_model(jax.random.key(5), **sizes).true_params
     papers, default = (  # a walk ends anywhere: means of four keys
         np.mean([excess(solve(fit, start, key).params) for key in range(6, 10)])
         for fit in (printed.frank_wolfe, solvers.dp_frank_wolfe)

@@ -73,9 +73,7 @@ def test_memory_does_not_grow_with_the_batch(estimator):
     # to 64 rows are, needs its sum, activations and finite inputs; several need digits
     # too, one more only for 16 times as many.
     one_gradient = 4 * (784 * 256 + 256 * 10)
-    few, block, several, many, most = (
-        temporary_bytes(n) for n in (16, 64, 4096, 8192, 16384)
-    )
+    few, block, several, many, most = map(temporary_bytes, (16, 64, 4096, 8192, 16384))
     assert few < 0.2 * one_gradient
     assert block < 1.8 * one_gradient
     assert several < 4.5 * one_gradient

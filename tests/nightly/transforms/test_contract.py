@@ -53,9 +53,8 @@ def test_state_survives_orbax(name, tmp_path):
 @each
 def test_exports_for_every_platform(name):
     platforms, params = ("cpu", "cuda", "tpu"), make_params()
-    exported = jax.export.export(jitted(name), platforms=platforms)(
-        make_updates(name, 0), chained(name).init(params), params
-    )
+    arguments = make_updates(name, 0), chained(name).init(params), params
+    exported = jax.export.export(jitted(name), platforms=platforms)(*arguments)
     assert exported.platforms == platforms
 
 

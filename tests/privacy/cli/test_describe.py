@@ -302,8 +302,7 @@ def test_a_sample_of_a_stream_holds_the_cells_of_the_whole_file(
 def test_folders_that_are_refused(tmp_path, files, message):
     for name, text in files.items():
         (tmp_path / name).write_text(text)
-    result = invoke("schema", tmp_path)
-    refused(result, "DATA must be ", message)
+    refused(invoke("schema", tmp_path), "DATA must be ", message)
 
 
 def command(*options, data="data.csv"):

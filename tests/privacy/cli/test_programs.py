@@ -9,17 +9,9 @@ import pytest
 from jax._src import compilation_cache
 
 from dpjax.tables.cli._app import main
+from tests.unit.cli.conftest import SCHEMA
 
 CELL, SEED = 7654321.25, 1234567891
-SCHEMA = """
-[columns.x]
-center = 0.0
-scale = 1.0
-[target]
-column = "y"
-center = 0.0
-scale = 1.0
-"""
 CLOSED_OVER = f"""
 import jax, numpy as np
 jax.jit(lambda x: (x + {CELL}, x.astype("uint32") ^ {SEED}))(np.ones(64, "float32"))

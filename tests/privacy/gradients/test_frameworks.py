@@ -70,11 +70,7 @@ def nnx_text():
     graph, shapes, rest = nnx.split(model, nnx.Param, ...)
     draw = lambda x: jnp.asarray(0.2 * RNG.standard_normal(x.shape), x.dtype)  # noqa: E731
     params = jax.tree.map(draw, shapes)
-
-    def apply(params, x, key):
-        return nnx.merge(graph, params, rest)(x, nnx.Rngs(dropout=key))
-
-    return params, apply
+    return params, lambda p, x, key: nnx.merge(graph, p, rest)(x, nnx.Rngs(dropout=key))
 
 
 def equinox_text():

@@ -8,13 +8,7 @@ import polars as pl
 import pytest
 
 from dpjax.datasets import Categorical
-from tests.unit.cli.command import (
-    done,
-    invoke,
-    model_file,
-    outputs_of,
-    sheet,
-)
+from tests.unit.cli.command import done, invoke, model_file, outputs_of, sheet
 from tests.unit.models.test_model import ROOMS, model
 
 SCHEMA = """\
@@ -27,10 +21,8 @@ NAMES = ["Ghent", "Lier", "Mons"]
 ROWS = [[NAMES[i % 3], str(i % 7), f"{1000 + i}.5"] for i in range(60)]
 PRICES = [100.0 * (i % 7) - 50 + (0, 100, -100)[i % 3] for i in range(60)]
 TOWNS = Categorical(("Lier", "Mons", *map(str, range(500))))
-MODEL = model(
-    params=np.array([2.0, 1.0, -1.0, *[0.0] * 500, 0.5], np.float32),
-    columns={"rooms": ROOMS, "town": TOWNS},
-)
+WEIGHTS = np.array([2.0, 1.0, -1.0, *[0.0] * 500, 0.5], np.float32)
+MODEL = model(params=WEIGHTS, columns={"rooms": ROOMS, "town": TOWNS})
 
 
 def text(rows=ROWS, head=HEAD, delimiter=","):

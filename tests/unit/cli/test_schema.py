@@ -271,12 +271,10 @@ def test_empty_sections_are_left_open_only_where_that_is_allowed(read):
     text = "columns.a = {}\ncolumns.b = {center = 1, scale = 2}\ntarget = {}"
     schema = read(text, link="identity", allows_empty=True)
     assert schema == Schema({"a": None, "b": Numeric(1, 2)}, None)
-    with pytest.raises(
-        ValueError, match=r"in \[columns.a\]; or empty, with --private-"
-    ):
+    rule = r"in \[columns.a\]; or empty, with --private-"
+    with pytest.raises(ValueError, match=rule):
         read(text, link="identity")
     for half in ("{center = 0}", "{scale = 1}", "3"):
-        with pytest.raises(
-            ValueError, match=r"center and scale, .* \[columns.a\], got"
-        ):
+        rule = r"center and scale, .* \[columns.a\], got"
+        with pytest.raises(ValueError, match=rule):
             read(text.replace("{}", half, 1), link="identity", allows_empty=True)

@@ -17,9 +17,8 @@ from dpjax.estimators import Clipping, SmoothedClipping, SmoothedTruncation
 from dpjax.estimators._smoothed import _reference
 
 BETAS = [0.05, 0.3, 1.0, 3.0, 9.21, 10.0, 11.0, 50.0, 1000.0, 20_000.0, 1e6]
-SIZES = np.unique(
-    np.concatenate([np.geomspace(1e-8, 1e30, 300), np.linspace(0.01, 8, 800)])
-).astype(np.float32)
+SIZES = np.r_[np.geomspace(1e-8, 1e30, 300), np.linspace(0.01, 8, 800)]
+SIZES = np.unique(SIZES).astype(np.float32)
 
 
 @jax.jit
@@ -132,10 +131,9 @@ def test_the_norm_is_that_of_the_formula(beta):
     influence = jax.jit(jax.vmap(SmoothedClipping(1.5, beta).influence))
     influences = np.asarray(influence(jnp.asarray(rows, jnp.float32)), np.float64)
     expected = 1.5 * _reference(lengths / 1.5, beta)
-    np.testing.assert_allclose(np.linalg.norm(influences, axis=1), expected, atol=2e-6)
-    cosines = (
-        (influences * rows).sum(axis=1) / np.linalg.norm(influences, axis=1) / lengths
-    )
+    norms = np.linalg.norm(influences, axis=1)
+    np.testing.assert_allclose(norms, expected, atol=2e-6)
+    cosines = (influences * rows).sum(axis=1) / norms / lengths
     np.testing.assert_allclose(cosines, 1, atol=1e-6)
 
 
@@ -227,7 +225,6 @@ def test_a_limit_minimises_the_error_bound(for_moment, order, terms, n, d, num_s
 
 
 def test_number_of_groups_for_a_failure_probability():
-    medians = estimators.MedianOfMeans.for_failure_prob(
-        Clipping(1.0), num_coordinates=1000, failure_prob=0.05
-    )
+    sizes = {"num_coordinates": 1000, "failure_prob": 0.05}
+    medians = estimators.MedianOfMeans.for_failure_prob(Clipping(1.0), **sizes)
     assert medians.num_groups == math.ceil(4 * math.log(2 * 1000 / 0.05))

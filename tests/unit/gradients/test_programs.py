@@ -31,9 +31,8 @@ def keys_may_be_used_again():
 def search(request, check, *strategies, few, many):
     """Checks a few examples of strategies; with `--all-cases` many."""
     num_examples = many if request.config.getoption("--all-cases") else few
-    settings = hypothesis.settings(
-        max_examples=num_examples, derandomize=True, deadline=None, database=None
-    )
+    limits = {"max_examples": num_examples, "deadline": None, "database": None}
+    settings = hypothesis.settings(derandomize=True, **limits)
     settings(hypothesis.given(*strategies)(check))()
 
 
@@ -347,11 +346,8 @@ def test_rows_read_by_any_index_have_the_same_gradients(request):
 
 # -- What else a program may hold, and what is gained ----------------------------------
 def test_outer_products_are_multiplied_out_as_they_are_read(key):
-    def loss_fn(w, x):
-        return jnp.sum(jnp.tanh(x @ w) * jnp.arange(3.0))
-
     args = jax.random.normal(key, (4, 3)), jnp.arange(4.0)
-    grad_fn = jax.grad(loss_fn)
+    grad_fn = jax.grad(lambda w, x: jnp.sum(jnp.tanh(x @ w) * jnp.arange(3.0)))
     np.testing.assert_array_equal(streamlined(grad_fn)(*args), grad_fn(*args))
     for function, count in ((streamlined(grad_fn), 1), (grad_fn, 2)):
         # The forward pass is left alone.

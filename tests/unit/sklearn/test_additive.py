@@ -156,9 +156,8 @@ def test_other_units_have_other_errors_of_the_same_sums():
     frame, targets, _, model = fitted(sk.DPLinearRegression)
     moved = frame.select(age=pl.col("age") * 12, year=pl.col("year") - 1990)
     ranges = {"age": (0.0, 1080.0), "year": (0.0, 30.0)}
-    other = asked(sk.DPLinearRegression, feature_ranges=ranges).fit(
-        moved, 100 * targets
-    )
+    other = asked(sk.DPLinearRegression, feature_ranges=ranges)
+    other.fit(moved, 100 * targets)
     np.testing.assert_allclose(other.bse_[:2], model.bse_[:2] * [100 / 12, 100], 0.02)
     # Where the year is 1990 an intercept is known far better than where it is 0.
     assert np.all(other.bse_[2] < 0.05 * 100 * model.bse_[2])
@@ -184,9 +183,8 @@ def test_a_table_says_what_has_no_interval_and_why():
     page = model.summary()._repr_html_()
     assert "&lt;b&gt;" in page
     assert "<b>" not in page
-    few = asked(sk.DPLinearRegression, epsilon=0.5).fit(
-        *(frame[:200], predictions[:200])
-    )
+    few = asked(sk.DPLinearRegression, epsilon=0.5)
+    few.fit(frame[:200], predictions[:200])
     assert np.all(np.isinf(few.bse_))
     assert "No interval is finite: the records are too few" in str(few.summary())
 

@@ -86,12 +86,9 @@ def test_bends_are_white_and_beside_their_lines():
     bends = Bends((2, 0), (-2.0, -0.5, 0.0, 1.0, 2.0))
     kind = ModelKind(losses.logistic, True, False, None, bends=bends)
     examples = Examples(columns, 0 * weights, 0 * weights, weights)
-    empty = (
-        Whitening(jnp.zeros(0), jnp.zeros((0, 0)), jnp.ones(())),
-        jnp.zeros((5000, 0)),
-    )
-    mean, key = jnp.mean(weights), jax.random.key(0)
-    _, z = with_bends(kind, examples, *empty, mean, key, 1e-6)
+    whitening = Whitening(jnp.zeros(0), jnp.zeros((0, 0)), jnp.ones(()))
+    empty, mean = (whitening, jnp.zeros((5000, 0))), jnp.mean(weights)
+    _, z = with_bends(kind, examples, *empty, mean, jax.random.key(0), 1e-6)
     lines = np.clip(columns[:, (2, 0)], -2, 2)
     moments = np.cov(np.c_[z, lines].T, aweights=weights) * float(mean)
     for own in (slice(0, 3), slice(3, 6)):
@@ -218,9 +215,8 @@ def test_curves_are_the_same_at_finer_knots(outputs):
     columns = np.c_[features, bends(jnp.asarray(features))]
     expected = np.float64(columns) @ np.float64(weights)
     for params in (curves, _curves.at_knots(curves, FINE)):
-        np.testing.assert_allclose(
-            params.predict(features), expected, rtol=1e-4, atol=1e-4
-        )
+        predictions = params.predict(features)
+        np.testing.assert_allclose(predictions, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_knots_follow_from_public_numbers():
@@ -234,10 +230,8 @@ def test_knots_follow_from_public_numbers():
             for smooth in (0, 5, 100)
         ]
     # Where noise would hide a gain, models of labels have three knots at most.
-    sizes = [
-        len(_curves.knots_of(losses.logistic, n, 9, 4, 30.0)) for n in (9_000, 10**6)
-    ]
-    assert sizes == [3, 11]
+    knots = [_curves.knots_of(losses.logistic, n, 9, 4, 30.0) for n in (9_000, 10**6)]
+    assert [*map(len, knots)] == [3, 11]
     kind = ModelKind(losses.logistic, True, False, None)
     terms = _model.Terms(kind, 10, (), 9, FINE, False)
     num = 60 * (10 + 2 * len(NARROW))
@@ -302,9 +296,8 @@ def test_the_error_of_a_curve_is_that_of_a_sum_of_params(banded):
     curves, errors = banded.params, banded.standard_errors
     flat, restore = jax.flatten_util.ravel_pytree(curves)
     grid = jnp.array([-7.0, -1.3, 0.2, 2.0, 3.0])
-    covariance = np.asarray(banded.correlations, float) * np.outer(
-        *2 * [np.asarray(jax.flatten_util.ravel_pytree(errors)[0], float)]
-    )
+    each = np.asarray(jax.flatten_util.ravel_pytree(errors)[0], float)
+    covariance = np.asarray(banded.correlations, float) * np.outer(each, each)
 
     @jax.jit
     @jax.jacobian

@@ -192,12 +192,8 @@ def test_monitor_pays_with_its_share_and_tells_the_mean_loss():
 def test_users_are_the_records_and_aux_changes_nothing():
     x, y = records()
     users = by_user((x, y), jnp.arange(N) // 4, num_users=12, records_per_user=4)
-
-    def with_aux(params, example):
-        return loss_fn(params, example), example
-
     options = {"num_samples": 12, "batching": Full(), "monitor": 0.1}
-    run = training(loss_fn=with_aux, has_aux=True, **options)
+    run = training(loss_fn=lambda p, x: (loss_fn(p, x), x), has_aux=True, **options)
     state, metrics = finished(run, users)
     expected, plain_metrics = finished(training(**options), users)
     assert_same(state.params, expected.params)
@@ -213,9 +209,8 @@ def test_add_or_remove_costs_what_its_batches_cost(batching):
     assert run.privacy.relation is type(ADD_OR_REMOVE_ONE).REPLACE_SPECIAL
     words = f"Blanking any one of the {N} rows of data, whose number is public, changes"
     assert str(run.privacy).startswith(words)
-    assert run.noise_multiplier == accounting.noise_multiplier(
-        *BUDGET.values(), batching.sampling(N, T, relation=ADD_OR_REMOVE_ONE)
-    )
+    scheme = batching.sampling(N, T, relation=ADD_OR_REMOVE_ONE)
+    assert run.noise_multiplier == accounting.noise_multiplier(*BUDGET.values(), scheme)
 
 
 TRIMMED = dpjax.estimators.TrimmedMean(0.2, -1.0, 1.0)
@@ -277,9 +272,8 @@ def test_noise_that_follows_the_data_has_no_public_norm():
     run = training(estimator=TRIMMED, batching=Full(), monitor=0.1)
     with pytest.raises(ValueError, match="estimator must be one whose noise has"):
         run.relative_noise(D)
-    assert run.noise_multiplier == accounting.noise_multiplier(
-        *BUDGET.values(), accounting.Sampling(num_steps=T, noise=TRIMMED.noise)
-    )
+    scheme = accounting.Sampling(num_steps=T, noise=TRIMMED.noise)
+    assert run.noise_multiplier == accounting.noise_multiplier(*BUDGET.values(), scheme)
     names = "gradient_norm loss loss_bound loss_stddev step"
     assert sorted(finished(run)[1]) == names.split()
 

@@ -96,10 +96,7 @@ def test_subsets_whose_fit_raises_or_has_another_shape_count_as_the_center():
 def test_loop_equals_vmap(overlap):
     data = {"x": np.random.default_rng(0).normal(size=(1700, 2)).astype(np.float32)}
     options = {"center": {"w": np.full(2, 0.5, np.float32)}, "num_subsets": 800}
-
-    def fit(subset):
-        return {"w": subset["x"].mean(axis=0)}
-
+    fit = lambda subset: {"w": subset["x"].mean(axis=0)}  # noqa: E731
     run = functools.partial(solve, data, fit, overlap=overlap, **options)
     one, other = run(vectorize=True), run(vectorize=False)
     np.testing.assert_allclose(one.params["w"], other.params["w"], rtol=1e-5)

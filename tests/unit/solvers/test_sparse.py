@@ -23,9 +23,8 @@ def regress(features=None, targets=None, **changes):
     if features is None:
         features = jax.random.normal(jax.random.key(0), (100, 3))
     options = {"key": jax.random.key(1), "epsilon": 1.0, "delta": 1e-5, "sparsity": 2}
-    return solvers.dp_sparse_linear_regression(
-        features, features[:, 0] if targets is None else targets, **(options | changes)
-    )
+    targets = features[:, 0] if targets is None else targets
+    return solvers.dp_sparse_linear_regression(features, targets, **options | changes)
 
 
 def test_the_largest_weights_are_kept_in_a_pytree_too():

@@ -12,6 +12,7 @@ from dpjax import transforms
 from dpjax.estimators import AdaptiveThreshold, Clipping, TrimmedMean, Winsorization
 from dpjax.mechanisms import BinaryTree
 from dpjax.transforms import dp_sgd, privatize, scale_by_dp_adam
+from tests.unit.transforms import test_contract
 
 CLIPPING, SIZE = Clipping(1.0), 40_000
 
@@ -21,10 +22,7 @@ def private(estimator=CLIPPING, multiplier=1.0, seed=0, **options):
     return privatize(estimator, noise_multiplier=multiplier, **options)
 
 
-@pytest.fixture(autouse=True)
-def standard_promotion():
-    with jax.numpy_dtype_promotion("standard"):
-        yield
+standard_promotion = test_contract.standard_promotion
 
 
 def test_it_is_the_chain_of_optax_for_float32_parameters():
@@ -62,10 +60,8 @@ def test_what_is_not_private_first_is_refused(name):
 def test_a_chain_may_begin_with_a_chain_or_with_dp_sgd():
     inner = dpjax.chain(private(), optax.trace(0.9))
     outer = dpjax.chain(inner, optax.scale(-0.1))
-    sgd = dpjax.chain(
-        dp_sgd(0.1, CLIPPING, noise_multiplier=1.0, key=jax.random.key(0)),
-        optax.clip_by_global_norm(8.0),
-    )
+    sgd = dp_sgd(0.1, CLIPPING, noise_multiplier=1.0, key=jax.random.key(0))
+    sgd = dpjax.chain(sgd, optax.clip_by_global_norm(8.0))
     params = jnp.zeros(2)
     results = [
         optimizer.update(jnp.ones((8, 2)), optimizer.init(params), params)[0]

@@ -160,11 +160,8 @@ def test_price_is_that_of_one_gaussian_or_with_a_choice_zcdp():
     np.testing.assert_array_equal(same.params, solution.params)
     np.testing.assert_allclose(same.privacy.epsilon, 1.0, rtol=1e-6)
     chosen = solve(epsilon=None, noise_multiplier=multiplier, max_features=2)
-    assert (
-        chosen.privacy.epsilon
-        == accounting.rho_to_epsilon(0.5 / multiplier**2, 1e-5)
-        > 1.0
-    )
+    expected = accounting.rho_to_epsilon(0.5 / multiplier**2, 1e-5)
+    assert chosen.privacy.epsilon == expected > 1.0
     chosen = solve(epsilon=1.0, max_features=2)
     rho = accounting.epsilon_to_rho(1.0, 1e-5)
     assert chosen.privacy.dp_event.rho == rho
@@ -250,9 +247,8 @@ class TestNoisyMedian:
 
     def test_what_noise_hides_is_within_the_bound(self):
         arrays = jax.random.key(0), jnp.full(50, 1e9), jnp.ones(50)
-        released = _noisy_quantile.noisy_median(
-            *arrays, bound=2.0, noise_multiplier=1e6
-        )
+        options = {"bound": 2.0, "noise_multiplier": 1e6}
+        released = _noisy_quantile.noisy_median(*arrays, **options)
         assert -2 <= released <= 2
 
 
