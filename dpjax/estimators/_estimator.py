@@ -434,9 +434,8 @@ def _rounded_change(limit, num_samples, moved, error, excess=0.0):
 
 def sum_error_in_turn(num_terms: int) -> float:
     """Returns the largest error of a float sum of K terms, in units of u limit."""
-    # One after the other, results are largest: 2, 3, ..., K times the limit. 1.01
-    # covers the second order (Higham 2002, eq. 4.3; `docs/privacy/proofs/sums.md`,
-    # 1.2).
+    # One after the other, results are largest: 2, 3, ..., K times the limit. 1.01 is
+    # for the second order: Higham 2002, eq. 4.3; `docs/privacy/proofs/sums.md`, 1.2.
     return 1.01 * (num_terms * (num_terms + 1) / 2 - 1)
 
 
