@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, reduce
 
 import jax
 import jax.numpy as jnp
@@ -56,18 +56,27 @@ class TableRows(Values):
         is_inside = (places >= 0) & (places < num_rows)
         values = jnp.where(is_inside[..., None], as_float(values), 0)
         size = places.shape[1]
+        order = jnp.arange(size, dtype=places.dtype)
 
+        # For each row, goal is the index of the first row at the same place.
         def once(places, values):
             """Returns a gradient's rows of a table, with each index at most once.
 
             Rows of one index are added up in the first, as norms need; the index of
             later rows becomes `num_rows`, which is skipped.
             """
-            # For each row, goal is the index of the first row at the same place.
-            by_place = jnp.argsort(places)  # a stable sort
-            goal = by_place[jnp.searchsorted(places[by_place], places)]
+            if size**2 <= num_rows:  # compares all pairs
+                is_same = places[:, None] == places[None]
+                goal = jnp.where(is_same, order[:, None], size)
+                # A CPU would write a minimum over more than 32 rows to memory first.
+                goal = [goal[i : i + 32].min(axis=0) for i in range(0, size, 32)]
+                goal = reduce(jnp.minimum, goal)
+            else:
+                first = jnp.full(num_rows, size, places.dtype)
+                first = first.at[places].min(order, mode="drop")
+                goal = first.at[places].get(mode="fill", fill_value=size)
             # Most rows are the first at their place and stay; the other rows are added.
-            is_first = goal == jnp.arange(size)
+            is_first = goal == order
             total = jnp.where(is_first[:, None], values, 0)
             goal = jnp.where(is_first, size, goal)
             total = scatter_add(size, total, goal, values)

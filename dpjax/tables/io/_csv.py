@@ -232,8 +232,12 @@ def _opened(cells: Any, delimiter: str) -> Any:
 def _rows(path: Path, decimal: str) -> Iterator[Any]:
     """Yields series of lines, the rows of an Excel file's first sheet, with tabs."""
     excel = optional("openpyxl", "an Excel file needs openpyxl", "excel")
-    book = _guarded(lambda: excel.load_workbook(path, read_only=True, data_only=True))
-    with contextlib.closing(book):
+    options = {"read_only": True, "data_only": True}
+    with contextlib.ExitStack() as stack:
+        # The library would leave a damaged file open.
+        file = stack.enter_context(path.open("rb"))
+        book = _guarded(lambda: excel.load_workbook(file, **options))
+        stack.enter_context(contextlib.closing(book))
         sheet = _guarded(lambda: book.worksheets[0])
         sheet.reset_dimensions()  # those that the file states may be wrong
         rows = sheet.iter_rows(values_only=True)
