@@ -367,7 +367,7 @@ def test_keys_that_do_not_vary_as_values_do_are_refused():
 
     for mean, message in (
         (by_device, "key must be one that varies over the mesh"),
-        (forgotten, "or give axis_name: these axes"),
+        (forgotten, "Or give axis_name: these axes"),
     ):
         with pytest.raises(ValueError, match=message):
             manual(mean, mesh_of(8))(jax.random.key(4), jnp.zeros((N, 2)))
