@@ -3,6 +3,7 @@
 A fit returns test predictions; "excess" is the test loss, "auc" the area under the ROC.
 """
 
+import importlib
 import math
 import warnings
 from collections.abc import Iterator, Mapping
@@ -59,54 +60,71 @@ def dp_ebm(data: Problem, keys: jax.Array, epsilon: float):
 
     A range of targets starts at zero; its end is the best of several, by the test loss.
     """
+    places = raw(data)
+    ranges = [(0.0, x) for x in TARGET_RANGES] if data.loss == "squared" else [None]
+
+    def predict(ends: tuple[float, float] | None) -> np.ndarray:
+        options = {"feature_range": FEATURE_RANGE, "target_range": ends}
+        runs = [boosted(data, places, key, epsilon, **options) for key in keys]
+        return np.stack(runs, axis=1)
+
+    found = {ends: predict(ends) for ends in ranges}
+    best = min(found, key=lambda one: np.mean(data.mean_loss(found[one])))
+    return found[best], {} if best is None else {"largest_target": best[1]}
+
+
+def boosted(
+    data: Problem,
+    places: Mapping[tuple[int, ...], bool],  # features of a column: is it a category?
+    key: jax.Array,
+    epsilon: float,
+    *,
+    feature_range: tuple[float, float],  # of all numbers
+    target_range: tuple[float, float] | None,  # None: targets are labels
+) -> np.ndarray:
+    """Returns test predictions of the boosting machine, with one column a category."""
     try:
-        from interpret import privacy
+        privacy: Any = importlib.import_module("interpret.privacy")
     except ImportError as error:
         raise LeftOut(f"interpret-core: not installed ({error})") from None
-    kinds, train, test = raw(data)
+
+    def columns(features: np.ndarray) -> np.ndarray:
+        found = np.empty((len(features), len(places)), object)
+        for column, (indices, is_category) in enumerate(places.items()):
+            part = features[:, indices]
+            if is_category:
+                part = np.where(part.any(1), part.argmax(1), -1).astype(str)
+            found[:, column] = part.ravel()
+        return found
+
+    kinds = ["nominal" if one else "continuous" for one in places.values()]
     options: dict[str, Any] = {"feature_types": kinds, "n_jobs": 1}
     options |= {"epsilon": epsilon, "delta": data.delta}
-    options["privacy_bounds"] = np.tile(FEATURE_RANGE, (len(kinds), 1))
-    ranges = TARGET_RANGES if data.loss == "squared" else (None,)
-
-    def predict(key: jax.Array, largest: float | None) -> np.ndarray:
-        given = {"random_state": int(jax.random.randint(key, (), 0, 2**31 - 1))}
-        with warnings.catch_warnings():
-            # It warns where it looks at what is not paid for.
-            warnings.simplefilter("error")
-            warnings.filterwarnings("ignore", ".*a fixed random_state.*")
-            if largest is None:
-                model = privacy.DPExplainableBoostingClassifier(**options, **given)
-                return model.fit(train, data.targets > 0).decision_function(test)
-            given |= {"privacy_target_min": 0.0, "privacy_target_max": largest}
-            model = privacy.DPExplainableBoostingRegressor(**options, **given)
-            return model.fit(train, data.targets.astype(np.float64)).predict(test)
-
-    found = {x: np.stack([predict(key, x) for key in keys], axis=1) for x in ranges}
-    best = min(found, key=lambda one: np.mean(data.mean_loss(found[one])))
-    return found[best], {} if best is None else {"largest_target": best}
+    options["privacy_bounds"] = np.tile(feature_range, (len(kinds), 1))
+    options["random_state"] = int(jax.random.randint(key, (), 0, 2**31 - 1))
+    train, test = columns(data.features), columns(data.test_features)
+    with warnings.catch_warnings():
+        # It warns where it looks at what is not paid for.
+        warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", ".*a fixed random_state.*")
+        if target_range is None:
+            model = privacy.DPExplainableBoostingClassifier(**options)
+            return model.fit(train, data.targets > 0).decision_function(test)
+        low, high = target_range
+        options |= {"privacy_target_min": low, "privacy_target_max": high}
+        model = privacy.DPExplainableBoostingRegressor(**options)
+        return model.fit(train, data.targets.astype(np.float64)).predict(test)
 
 
-def raw(data: Problem) -> tuple[list[str], np.ndarray, np.ndarray]:
-    """Returns the types of columns, and them of both parts, each category a text."""
+def raw(data: Problem) -> dict[tuple[int, ...], bool]:
+    """Returns the features of each column of the data, and if it is a category."""
     known = load(data.name)
     groups = *(f"{name}=" for name in known.schema), *_ONE_HOT
     places: dict[str, list[int]] = {}
     for index, name in enumerate(known.feature_names[:-1]):
         group = next((one for one in groups if name.startswith(one)), name)
         places.setdefault(group, []).append(index)
-    kinds = ["nominal" if one in groups else "continuous" for one in places]
-
-    def columns(features: np.ndarray) -> np.ndarray:
-        found = np.empty((len(features), len(places)), object)
-        for column, indices in enumerate(places.values()):
-            part = features[:, indices]
-            if kinds[column] == "nominal":
-                part = np.where(part.any(1), part.argmax(1), -1).astype(str)
-            found[:, column] = part.ravel()
-        return found
-
-    return kinds, columns(data.features), columns(data.test_features)
+    return {tuple(indices): name in groups for name, indices in places.items()}
 
 
 def ceiling(fit):

@@ -10,7 +10,6 @@ import itertools
 import math
 import time
 import tomllib
-import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -29,7 +28,7 @@ from benchmarks.utility import peers
 from benchmarks.utility.hindsight import on_device
 from benchmarks.utility.methods import Method, each
 from benchmarks.utility.peers import LeftOut
-from benchmarks.utility.predictions import cell
+from benchmarks.utility.predictions import boosted, cell
 from benchmarks.utility.problems import Problem, scaled_down
 from dpjax import losses, solvers
 from dpjax.losses import LinearLoss
@@ -290,37 +289,12 @@ def dp_ebm(data, key: jax.Array, epsilon: float) -> np.ndarray:
 
     Ranges of columns are public; that of targets is the data's own, and not paid for.
     """
-    try:
-        privacy: Any = importlib.import_module("interpret.privacy")
-    except ImportError as error:
-        raise LeftOut(f"interpret-core: not installed ({error})") from None
-    ends = np.cumsum([0, *data.widths])
-
-    def columns(features: np.ndarray) -> np.ndarray:
-        parts = [features[:, i:j] for i, j in itertools.pairwise(ends)]
-        texts = [
-            part[:, 0] if part.shape[1] == 1 else part.argmax(1).astype(str)
-            for part in parts
-        ]
-        return np.array(texts, object).T
-
-    kinds = ["continuous" if width == 1 else "nominal" for width in data.widths]
-    options: dict[str, Any] = {"feature_types": kinds, "n_jobs": 1, "epsilon": epsilon}
-    options |= {
-        "delta": data.delta,
-        "privacy_bounds": np.tile((-2.0, 2.0), (len(kinds), 1)),
-    }
-    options["random_state"] = int(jax.random.randint(key, (), 0, 2**31 - 1))
-    train, test = columns(data.features), columns(data.test_features)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        if data.loss == "logistic":
-            model = privacy.DPExplainableBoostingClassifier(**options)
-            return model.fit(train, data.targets > 0).decision_function(test)
-        options["privacy_target_min"] = float(data.targets.min())
-        options["privacy_target_max"] = float(data.targets.max())
-        model = privacy.DPExplainableBoostingRegressor(**options)
-        return model.fit(train, data.targets.astype(np.float64)).predict(test)
+    ends = itertools.pairwise(np.cumsum([0, *data.widths]).tolist())
+    places = {tuple(range(*pair)): pair[1] > pair[0] + 1 for pair in ends}
+    y, is_label = data.targets, data.loss == "logistic"
+    target_range = None if is_label else (float(y.min()), float(y.max()))
+    options = {"feature_range": (-2.0, 2.0), "target_range": target_range}
+    return boosted(data, places, key, epsilon, **options)
 
 
 def of_weights(fit_one, row_norm: float = math.inf):

@@ -1,6 +1,7 @@
 """Compiled programs that the command keeps between runs hold no record and no key."""
 
 import os
+import shutil
 import subprocess
 import sys
 
@@ -36,16 +37,22 @@ def test_programs_are_kept_unless_the_user_says_no(monkeypatch, is_kept):
 
 
 def test_programs_hold_no_record_and_no_key(tmp_path):
-    rows = [f"{x},{2 * x}" for x in np.linspace(-1, 1, 500)]
-    (tmp_path / "t.csv").write_text("\n".join(["x,y", f"{CELL},{CELL}", *rows]))
     (tmp_path / "s.toml").write_text(SCHEMA)
-    line = f"train {tmp_path}/t.csv --schema {tmp_path}/s.toml --loss squared"
-    line += f" --epsilon 1 --seed {SEED} --output {tmp_path}/out"
-    run = [sys.executable, "-m", "dpjax", *line.split()]
     environment = {k: x for k, x in os.environ.items() if not k.startswith("JAX_")}
-    environment["XDG_CACHE_HOME"] = str(tmp_path / "kept")
-    subprocess.run(run, env=environment, check=True, capture_output=True)
-    assert holds(tmp_path / "kept") == (False, False)
+    kept = environment["XDG_CACHE_HOME"] = tmp_path / "kept"  # names depend on it
+    rows, programs = [f"{x},{2 * x}" for x in np.linspace(-1, 1, 500)], []
+    for name, cells in {"data": f"{CELL},{CELL}", "neighbor": "-0.5,"}.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "t.csv").write_text("\n".join(["x,y", cells, *rows]))
+        line = f"train {folder}/t.csv --schema {tmp_path}/s.toml --loss squared"
+        line += f" --epsilon 1 --seed {SEED} --output {folder}/out"
+        run = [sys.executable, "-m", "dpjax", *line.split()]
+        subprocess.run(run, env=environment, check=True, capture_output=True)
+        assert holds(kept) == (False, False)
+        programs.append({path.name for path in kept.rglob("*-cache")})
+        shutil.rmtree(kept)
+    assert programs[0] == programs[1]  # their names are of public facts alone, too
 
 
 def test_a_program_that_closes_over_them_is_seen(tmp_path):
