@@ -7,6 +7,7 @@ be a release without accounting.
 JAX is imported only to check arrays, so that the command checks its options without it.
 """
 
+import inspect
 from collections.abc import Callable
 from typing import Any, get_args
 
@@ -103,6 +104,17 @@ def typed_key(key: Any) -> None:
     is_fine = is_array and jax.numpy.issubdtype(key.dtype, jax.dtypes.prng_key)
     shown = key if hasattr(key, "aval") else type(key)  # an int may be a seed
     require(is_fine, "key", shown, "a single typed JAX key, such as jax.random.key(0)")
+
+
+def loss_fn(value: Any) -> None:
+    """Requires a function of two arguments: params and an example."""
+    rule = "a function of params and one example, which may be a tuple such as (x, y)"
+    try:
+        inspect.signature(value).bind(None, None)
+    except TypeError:
+        require(False, "loss_fn", value, rule)
+    except ValueError:  # a function of C has no signature
+        pass
 
 
 def estimator(value: Any) -> None:

@@ -100,6 +100,7 @@ def check_model(
 
     These problems are found:
 
+    * an operation that `jax.vmap` cannot compute for several examples at once;
     * examples that mix: an array with the batch's leading size in the traced loss or
       its gradient, also inside `jax.jit`, `jax.checkpoint`, branches and loops; a
       collective over the batch, such as `jax.lax.pmean`; running statistics of
@@ -165,6 +166,8 @@ def check_model(
                 programs.append(gradient)
         except Exception as why:
             problems.append(_in_words("has no gradient", why))
+        else:
+            problems += _of_rows_at_once(program, len(arrays), num_rows)
     problems += rows_held(loss_fn, programs, num_rows)
 
     # Describe each leaf of params, whether it is an array or not.
@@ -223,7 +226,8 @@ def _of_params(params: PyTree) -> Iterator[str]:
 def _of_statistics(loss_fn: LossFn) -> Iterator[str]:
     """Yields a problem, as text, for each BatchNorm state that loss_fn closes over."""
     for name, value in closed_over(loss_fn).items():
-        if (statistics := running_statistics(value)) is not None:
+        statistics = running_statistics(value, in_closure=True)
+        if statistics is not None:
             yield (
                 f"loss_fn closes over {name}, which holds {statistics} of BatchNorm: "
                 "these must be fixed and public, and BatchNorm must be evaluated with "
@@ -247,6 +251,22 @@ def _of_program(program: core.ClosedJaxpr) -> Iterator[str]:
             "loss_fn has side effects, such as jax.debug.print or a callback: they "
             "would show single records. Remove them."
         )
+
+
+def _of_rows_at_once(
+    program: core.ClosedJaxpr, num_arrays: int, num_rows: int
+) -> Iterator[str]:
+    """Yields a problem, as text, if `jax.vmap` cannot compute a traced loss."""
+    axes = [None if i < num_arrays else 0 for i in range(len(program.in_avals))]
+    args = [
+        jax.ShapeDtypeStruct(x.shape if axis is None else (num_rows, *x.shape), x.dtype)
+        for x, axis in zip(program.in_avals, axes, strict=True)
+    ]
+    try:
+        jax.eval_shape(jax.vmap(core.jaxpr_as_fun(program), axes), *args)
+    except Exception as why:
+        sentence = _in_words("cannot be computed for several examples at once", why)
+        yield f"{sentence} Compute one at a time, by microbatch_size=1."
 
 
 def _is_loss(program: core.ClosedJaxpr) -> bool:

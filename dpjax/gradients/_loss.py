@@ -51,7 +51,8 @@ _BATCH_NORM = (
     "Use GroupNorm or LayerNorm; or keep the statistics fixed and public: "
     "let loss_fn close over them (nnx.split(model, nnx.Param, ...), "
     "variables['params'], eqx.partition) and evaluate BatchNorm with them "
-    "(use_running_average=True, inference=True)"
+    "(use_running_average=True, inference=True). SpectralNorm keeps its vectors in the "
+    "same place: close over them, and do not update them (update_stats=False)"
 )
 
 
@@ -86,7 +87,7 @@ def no_running_statistics(params: PyTree) -> None:
         )
 
 
-def running_statistics(tree: PyTree) -> str | None:
+def running_statistics(tree: PyTree, *, in_closure: bool = False) -> str | None:
     """Returns the name of BatchNorm state in a tree, which mixes examples, or None."""
     nodes: list[Any] = []
     jax.tree.flatten(tree, is_leaf=lambda node: nodes.append(node) is not None)
@@ -97,11 +98,16 @@ def running_statistics(tree: PyTree) -> str | None:
     for node in nodes:
         if isinstance(node, Mapping) and "batch_stats" in node:
             return "Linen's collection 'batch_stats'"
+        if isinstance(node, Mapping) and {*node} == {"average", "counter", "hidden"}:
+            return "Haiku's moving averages"
         for kind in type(node).__mro__:
             place = kind.__module__.partition(".")[0], kind.__name__
             if place in kinds:
                 return kinds[place]
-    return None
+    # In params a mean and var may be a model's.
+    mappings = (x for x in nodes if in_closure and isinstance(x, Mapping))
+    is_linen = any({*node} == {"mean", "var"} for node in mappings)
+    return "Linen's 'mean' and 'var'" if is_linen else None
 
 
 def loss_of_users(loss_fn: LossFn, *, has_aux: bool = False) -> LossFn:

@@ -205,7 +205,7 @@ def robust_grad(
         >>> print(mean(1.0, jnp.array([0.5, 1e30])))
         -0.25
     """
-    _validate.require(callable(loss_fn), "loss_fn", loss_fn, "callable")
+    _validate.loss_fn(loss_fn)
     _validate.estimator(estimator)
     users = user_ids, num_users, records_per_user, user_gradient
     check_users(*users)

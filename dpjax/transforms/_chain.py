@@ -8,6 +8,7 @@ sum of K pieces by 9 max(n, 4096) K^2 u^2 of the change by one record, u = 2^-24
 more covers underflow and the rounding of this factor.
 """
 
+import inspect
 from functools import partial
 from typing import Any, NamedTuple, cast
 
@@ -38,7 +39,8 @@ def chain(*transforms: optax.GradientTransformation) -> PrivateMean:
     their dtypes do not change, as `lax.scan` requires.
 
     The second transformation gets the standard deviation of the noise as the keyword
-    noise_stddev, for `scale_by_dp_adam`.
+    noise_stddev, for `scale_by_dp_adam`. A transformation whose update names its
+    keywords, such as `optax.contrib.sam`, gets those that it names.
 
     Args:
         transforms: the first is `privatize`, `dp_sgd`, or such a chain. The later
@@ -90,7 +92,7 @@ def chain(*transforms: optax.GradientTransformation) -> PrivateMean:
         is_fine = not isinstance(transform, PrivateMean)
         _validate.require(is_fine, f"transforms[{i}]", transform, rule)
     mean = cast(PrivateMean, mean)
-    parts = [optax.with_extra_args_support(part) for part in rest]
+    parts = [_taking_any_keyword(part) for part in rest]
 
     def init(params: PyTree) -> PyTree:
         wide = _wide(params)
@@ -326,6 +328,24 @@ class PiecesState(NamedTuple):
     total: PieceSum
     num_added: jax.Array
     __repr__ = secret_repr
+
+
+def _taking_any_keyword(
+    part: optax.GradientTransformation,
+) -> optax.GradientTransformationExtraArgs:
+    """Returns a transformation whose update ignores keywords that it does not name."""
+    if not isinstance(part, optax.GradientTransformationExtraArgs):
+        return optax.with_extra_args_support(part)
+    named = inspect.signature(part.update).parameters.values()
+    if any(x.kind is inspect.Parameter.VAR_KEYWORD for x in named):
+        return part
+    names = {x.name for x in named}
+
+    def update(updates, state, params=None, **extra_args):
+        known = {name: x for name, x in extra_args.items() if name in names}
+        return part.update(updates, state, params, **known)
+
+    return optax.GradientTransformationExtraArgs(part.init, update)
 
 
 def _wide(params: PyTree) -> PyTree:

@@ -97,7 +97,7 @@ def clipped_loss(
         Dwork, McSherry, Nissim, Smith (2006), Proposition 1; Balle, Wang (2018),
         Theorem 8.
     """
-    _validate.require(callable(loss_fn), "loss_fn", loss_fn, "callable")
+    _validate.loss_fn(loss_fn)
     _validate.positive(limit=limit, epsilon=epsilon)
     data = arrays(data)
     num_samples = _validate.leading_size(data, "data")

@@ -88,7 +88,7 @@ def dp_frank_wolfe(
     Reference:
         Hu, Ni, Xiao, Wang (2022), Algorithm 1, Theorems 1 to 3.
     """
-    _validate.require(callable(loss_fn), "loss_fn", loss_fn, "callable")
+    _validate.loss_fn(loss_fn)
     _validate.positive(epsilon=epsilon, moment_bound=moment_bound)
     _validate.delta(delta)
     check_key_of_rows(key, data)

@@ -362,7 +362,7 @@ def _check_descent(
     loss_fn: Any, learning_rate: optax.ScalarOrSchedule, projection_fn: Any
 ) -> None:
     """Requires callables (or no projection_fn), and a step size > 0 or a schedule."""
-    _validate.require(callable(loss_fn), "loss_fn", loss_fn, "callable")
+    _validate.loss_fn(loss_fn)
     is_fine = projection_fn is None or callable(projection_fn)
     _validate.require(is_fine, "projection_fn", projection_fn, "callable")
     if not callable(learning_rate):

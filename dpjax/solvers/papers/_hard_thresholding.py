@@ -91,7 +91,7 @@ def dp_iterative_hard_thresholding(
     Reference:
         Hu et al. (2022), Algorithm 5, Theorem 8; Tao et al. (2022), Algorithm 5.
     """
-    _validate.require(callable(loss_fn), "loss_fn", loss_fn, "callable")
+    _validate.loss_fn(loss_fn)
     _validate.positive(epsilon=epsilon, learning_rate=learning_rate)
     _validate.delta(delta)
     check_key_of_rows(key, data)

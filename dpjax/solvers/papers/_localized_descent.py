@@ -133,7 +133,7 @@ def dp_localized_sco(
         Lowy, Razaviyayn (2023), for the lower bound.
     """
     check_budget(epsilon, delta)
-    _validate.require(callable(loss_fn), "loss_fn", loss_fn, "callable")
+    _validate.loss_fn(loss_fn)
     _validate.positive(smoothness=smoothness)
     _validate.count(num_groups=num_groups)
     check_key_of_rows(key, data)

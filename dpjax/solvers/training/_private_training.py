@@ -156,7 +156,7 @@ class PrivateTraining:
         relation: NeighboringRelation = REPLACE_ONE,
     ):
         """Checks the class's arguments, and calibrates the noise; no data are read."""
-        _validate.require(callable(loss_fn), "loss_fn", loss_fn, "callable")
+        _validate.loss_fn(loss_fn)
         _validate.count(num_samples=num_samples)
         check_budget(epsilon, delta)
         if monitor is not None:
@@ -242,7 +242,8 @@ class PrivateTraining:
 
         Args:
             state: from `init`, or from the last step; use each state once.
-            data: pytree, leaves of shape (num_samples, ...); the same in all steps.
+            data: pytree, leaves of shape (num_samples, ...); the same in all steps, but
+                for keys of dropout, one a row and new in every step.
             axis_name: the mesh axes over which data are sharded, if the arrays do not
                 show it; see `dpjax.robust_grad`.
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding
+from jax.sharding import NamedSharding, Sharding, SingleDeviceSharding
 
 from dpjax import _sharding, _validate
 from dpjax._lazy import optional
@@ -24,14 +24,14 @@ Layout = tuple[np.dtype, tuple[int, ...]]  # type and shape of one value
 
 
 class Records(Protocol):
-    """Records by number, 0 to len - 1, such as a random-access source for Grain."""
+    """Records by number, 0 to len - 1: any random-access source or map of Grain."""
 
     def __len__(self) -> int:
         """Returns n, which is public."""
         ...
 
-    def __getitem__(self, rows: Any) -> PyTree:
-        """Returns one record, or for a slice or an array leaves (rows, ...)."""
+    def __getitem__(self, row: Any) -> PyTree:
+        """Returns one record. `MemoryMapped` and `Parquet` also take many numbers."""
         ...
 
 
@@ -240,7 +240,7 @@ def _numbers(column: Any, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray
     return values
 
 
-def load(source: Records, sharding: NamedSharding) -> PyTree:
+def load(source: Records, sharding: NamedSharding | None = None) -> PyTree:
     """Returns all records, sharded over devices, as solvers take them.
 
     Each process reads the shards of its own devices, one after the other. All shards
@@ -250,9 +250,10 @@ def load(source: Records, sharding: NamedSharding) -> PyTree:
     memory-mapped.
 
     Args:
-        source: the same on all processes, such as `MemoryMapped` or `Parquet`.
+        source: the same on all processes: `MemoryMapped`, `Parquet`, a
+            `grain.MapDataset`, or any object with a length and records by number.
         sharding: the sharding of the records, such as NamedSharding(mesh,
-            PartitionSpec("records")).
+            PartitionSpec("records")). By default one device has all records.
 
     Raises:
         ValueError: If there are fewer records than devices, or if processes have
@@ -260,7 +261,7 @@ def load(source: Records, sharding: NamedSharding) -> PyTree:
 
     Example:
         >>> import tempfile, jax, numpy as np
-        >>> from jax.sharding import NamedSharding, PartitionSpec
+        >>> from jax.sharding import NamedSharding, Sharding, SingleDeviceSharding
         >>> from dpjax.loading import MemoryMapped
         >>> file = tempfile.mkdtemp() + "/numbers.npy"
         >>> np.save(file, np.arange(4.0))
@@ -268,16 +269,16 @@ def load(source: Records, sharding: NamedSharding) -> PyTree:
         >>> load(MemoryMapped(file), NamedSharding(mesh, PartitionSpec("records")))
         Array([0., 1., 2., 3.], dtype=float32)
     """
-    num_shares = _num_shares(sharding)
-    _check_same(source, sharding)
+    placement, num_shares = _shards(sharding)
     num_records = len(source) - len(source) % num_shares
     rule = f"at least one record for each of {num_shares} devices"
     _validate.require(num_records > 0, "source", f"{len(source)} records", rule)
-    return _placed(num_records, sharding, lambda rows: source[rows])
+    _check_same(source, placement)
+    return _placed(num_records, placement, partial(_read, source))
 
 
 def batches(
-    source: Records, state: BatchState, *, sharding: NamedSharding
+    source: Records, state: BatchState, *, sharding: NamedSharding | None = None
 ) -> Iterable[tuple[PyTree, jax.Array]]:
     """Returns the batches of a run and their padding masks, as a Grain dataset.
 
@@ -288,11 +289,10 @@ def batches(
     returns the number of batches read, and after `set_state` the same batches follow.
 
     Args:
-        source: the same on all processes, such as `MemoryMapped` or `Parquet`.
+        source: as for `load`.
         state: from `batching.init(key, len(source), T, ...)`, the same on all
             processes. Use it for these batches only.
-        sharding: the sharding of a batch, such as NamedSharding(mesh,
-            PartitionSpec("records")).
+        sharding: as for `load`, of a batch.
 
     Raises:
         ValueError: If an argument is out of its range, if the state was made for
@@ -308,14 +308,10 @@ def batches(
         >>> import tempfile, jax, numpy as np
         >>> from dpjax.batching import WithoutReplacement
         >>> from dpjax.loading import MemoryMapped
-        >>> from jax.sharding import NamedSharding, PartitionSpec
         >>> file = tempfile.mkdtemp() + "/numbers.npy"
         >>> np.save(file, np.arange(100.0))
         >>> state = WithoutReplacement(8).init(jax.random.key(0), 100, num_steps=2)
-        >>> mesh = jax.make_mesh((jax.device_count(),), ("records",))
-        >>> for batch, is_padding_example in batches(
-        ...     MemoryMapped(file), state,
-        ...     sharding=NamedSharding(mesh, PartitionSpec("records"))):
+        >>> for batch, is_padding_example in batches(MemoryMapped(file), state):
         ...     print(batch.shape, bool(is_padding_example.any()))
         (8,) False
         (8,) False
@@ -323,13 +319,13 @@ def batches(
     grain = optional("grain", "batches need Grain", "loading")
     is_state = isinstance(state, BatchState)
     _validate.require(is_state, "state", state, "the state that batching.init returns")
-    num_records, num_shares = len(source), _num_shares(sharding)
+    num_records, (placement, num_shares) = len(source), _shards(sharding)
     rule = f"the {state.num_samples} records that the state was made for, below 2^31"
     is_fine = num_records == state.num_samples < 2**31
     _validate.require(is_fine, "source", f"{num_records} records", rule)
     _check_same(
         source,
-        sharding,
+        placement,
         key=state.key,
         step=state.step,
         batching=repr((state.batching, state.num_steps, state.capacity)),
@@ -361,8 +357,8 @@ def batches(
         num_rows = math.ceil(chosen.size / num_shares) * num_shares
         rows = np.full(num_rows, -1)
         rows[: chosen.size] = np.where(is_padding, -1, chosen)
-        read = _placed(num_rows, sharding, lambda part: _rows_at(source, rows[part]))
-        return read, _placed(num_rows, sharding, lambda part: rows[part] < 0)
+        read = _placed(num_rows, placement, lambda part: _rows_at(source, rows[part]))
+        return read, _placed(num_rows, placement, lambda part: rows[part] < 0)
 
     return (
         grain.MapDataset.range(num_steps)
@@ -380,11 +376,22 @@ def _rows_at(source: Records, rows: np.ndarray) -> PyTree:
         filled[places] = x
         return filled
 
-    return jax.tree.map(placed, source[rows[places]])
+    return jax.tree.map(placed, _read(source, rows[places]))
+
+
+def _read(source: Records, rows: slice | np.ndarray) -> PyTree:
+    """Returns the records of a slice or an array of k numbers, leaves (k, ...)."""
+    if isinstance(source, MemoryMapped | Parquet):
+        return source[rows]
+    # Other sources may take one number only. The first record shows the types of none.
+    numbers = np.arange(len(source))[rows]
+    records = [source[int(row)] for row in (numbers if numbers.size else [0])]
+    stacked = jax.tree.map(lambda *values: np.stack(values), *records)
+    return jax.tree.map(lambda x: narrowed(x[: len(numbers)]), stacked)
 
 
 def _placed(
-    num_rows: int, sharding: NamedSharding, read: Callable[[slice], PyTree]
+    num_rows: int, sharding: Sharding, read: Callable[[slice], PyTree]
 ) -> PyTree:
     """Returns sharded arrays (num_rows, ...); each process reads its own shards."""
     # `read` takes a slice of rows, and returns a pytree of arrays with these rows.
@@ -401,18 +408,20 @@ def _placed(
     )
 
 
-def _num_shares(sharding: NamedSharding) -> int:
-    """Requires a sharding of rows, and returns the number of shards."""
+def _shards(sharding: NamedSharding | None) -> tuple[Sharding, int]:
+    """Requires a sharding of rows or None, one device; returns it and its shards."""
+    if sharding is None:
+        return SingleDeviceSharding(jax.local_devices()[0]), 1
     is_named = isinstance(sharding, NamedSharding)
     rule = 'a NamedSharding of rows alone, such as one by PartitionSpec("records")'
     is_fine = is_named and len(sharding.spec) == 1 and sharding.spec[0] is not None
     _validate.require(is_fine, "sharding", sharding, rule)
     num_devices = sharding.num_devices
-    return num_devices // sharding.shard_shape((num_devices,))[0]
+    return sharding, num_devices // sharding.shard_shape((num_devices,))[0]
 
 
-def _check_same(source: Records, sharding: NamedSharding, **others: Any) -> None:
+def _check_same(source: Records, sharding: Sharding, **others: Any) -> None:
     """Requires that all processes have the same arguments and as many like records."""
-    like = [(x.shape, str(x.dtype)) for x in jax.tree.leaves(source[:0])]
+    like = [(x.shape, str(x.dtype)) for x in jax.tree.leaves(_read(source, slice(0)))]
     arguments = {"source": repr((len(source), like)), **others}
     _sharding.digests(arguments, _sharding.spanning(sharding.device_set))

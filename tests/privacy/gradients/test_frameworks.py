@@ -195,6 +195,18 @@ def test_running_statistics_are_refused(name):
     jax.eval_shape(dpjax.robust_grad(fixed, Clipping(1.0)), params, rows)
 
 
+@pytest.mark.parametrize("names", [("mean", "var"), ("average", "counter", "hidden")])
+def test_statistics_that_a_loss_closes_over_are_told(names):
+    statistics = {"layer": dict.fromkeys(names, jnp.ones(3))}
+
+    def loss_fn(params, x):  # as BatchNorm does in training: it does not use them
+        assert statistics
+        return (params * x).sum()
+
+    (problem,) = check_model(loss_fn, jnp.ones(3), jnp.ones((4, 3))).problems
+    assert re.match("loss_fn closes over statistics, which holds .*BatchNorm", problem)
+
+
 def optimizer():
     private = privatize(Clipping(1.0), noise_multiplier=1.0, key=jax.random.key(1))
     return dpjax.chain(private, optax.adam(0.1))

@@ -225,10 +225,10 @@ class Recorder:
     def __len__(self):
         return len(self.data[0])
 
-    def __getitem__(self, rows):
-        if not isinstance(rows, slice):
-            self.read.append(rows)
-        return tuple(x[rows] for x in self.data)
+    def __getitem__(self, row):
+        assert type(row) is int
+        self.read.append(row)
+        return tuple(x[row] for x in self.data)
 
 
 def by_records():
@@ -259,19 +259,31 @@ BATCHINGS += [ways.CyclicPoisson(8.0, 3), ways.BallsInBins(3), ways.ShuffledEpoc
 @pytest.mark.parametrize("batching", BATCHINGS, ids=repr)
 def test_batches_are_those_that_are_drawn_in_memory(batching):
     records, state = source(), state_of(batching)
+    read = [0]  # the first record shows the types
     loaded = list(batches(records, state_of(batching), sharding=by_records()))
     assert len(loaded) == T
-    for step, ((features, numbers), mask) in enumerate(loaded):
+    for (features, numbers), mask in loaded:
         data = jnp.asarray(FEATURES), jnp.arange(NUM)
         (wanted, rows), wanted_mask, state = batching.draw(state, data)
         np.testing.assert_array_equal(features, wanted)
         np.testing.assert_array_equal(numbers, rows)
         np.testing.assert_array_equal(mask, wanted_mask)
         assert not np.any(np.asarray(features)[np.asarray(mask)])
-        real = np.asarray(rows)[~np.asarray(mask)]
-        # No record is read but those of the batch.
-        np.testing.assert_array_equal(records.read[step], np.sort(real))
+        read += sorted(np.asarray(rows)[~np.asarray(mask)].tolist()) or [0]
+    assert records.read == read  # no record but those of the batches
     assert not list(batches(records, state, sharding=by_records()))  # it is over
+
+
+def test_maps_of_grain_are_sources_and_one_device_is_the_default():
+    grain = pytest.importorskip("grain")
+    data = grain.MapDataset.source(FEATURES).map(lambda x: {"x": x, "n": 2**40})
+    state = state_of(Poisson(8.0))
+    for (batch, mask), (same, _) in zip(
+        batches(data, state_of(Poisson(8.0))), batches(source(), state), strict=True
+    ):
+        np.testing.assert_array_equal(batch["x"], same[0])
+        assert {*np.asarray(batch["n"][~mask])} <= {2**31 - 1}  # the nearest int32
+    np.testing.assert_array_equal(load(data)["x"], FEATURES)
 
 
 def test_batches_go_on_from_a_state():

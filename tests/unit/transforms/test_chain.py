@@ -38,6 +38,18 @@ def test_it_is_the_chain_of_optax_for_float32_parameters():
     assert jax.tree.structure(state) == jax.tree.structure(their_state)
 
 
+def test_a_transformation_gets_the_keywords_that_it_names():
+    def of(part):
+        optimizer, params = dpjax.chain(private(), part), jnp.ones(3)
+        mask = {"is_padding_example": jnp.arange(4) == 2}
+        state = optimizer.init(params)
+        return optimizer.update(jnp.ones((4, 3)), state, params, **mask)[0]
+
+    # The first step of sam is that of its adversarial optimizer, turned round.
+    sam = optax.contrib.sam(optax.sgd(0.1), optax.sgd(0.3), sync_period=2)
+    chex.assert_trees_all_close(of(sam), -of(optax.sgd(0.3)))
+
+
 BAD = {
     "mixed before": lambda: [optax.clip_by_global_norm(1.0), private()],
     "none": lambda: [optax.sgd(0.1)],
