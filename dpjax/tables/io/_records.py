@@ -261,7 +261,7 @@ def load(source: Records, sharding: NamedSharding | None = None) -> PyTree:
 
     Example:
         >>> import tempfile, jax, numpy as np
-        >>> from jax.sharding import NamedSharding, Sharding, SingleDeviceSharding
+        >>> from jax.sharding import NamedSharding, PartitionSpec
         >>> from dpjax.loading import MemoryMapped
         >>> file = tempfile.mkdtemp() + "/numbers.npy"
         >>> np.save(file, np.arange(4.0))
