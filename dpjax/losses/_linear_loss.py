@@ -181,8 +181,7 @@ class _Regularized:
     l2: Scalar
 
     def __post_init__(self) -> None:
-        loss_fn = self.loss_fn
-        _validate.require(callable(loss_fn), "loss_fn", loss_fn, "callable")
+        _validate.loss_fn(self.loss_fn)
         _validate.non_negative(l2=self.l2)
 
     def __call__(self, params: PyTree, example: PyTree) -> jax.Array:
