@@ -1,7 +1,10 @@
 """Faults that were there, or might have been, planted again: the replay sees each."""
 
 import dataclasses
+import types
 import warnings
+from functools import partial
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -16,7 +19,13 @@ from dpjax.solvers.linear import _columns, _model
 from dpjax.tables.cli import _units
 from dpjax.tables.io import _csv
 from dpjax.transforms import _privatize
-from tests.privacy.replay import test_commands, test_parties, test_sklearn, test_solvers
+from tests.privacy.replay import (
+    _replay,
+    test_commands,
+    test_parties,
+    test_sklearn,
+    test_solvers,
+)
 from tests.privacy.replay.test_commands import commands  # noqa: F401  # a fixture
 
 
@@ -195,3 +204,25 @@ def test_a_file_in_which_a_cell_takes_its_neighbours(commands, monkeypatch, faul
     options = test_commands.CASES[name]
     with pytest.raises(AssertionError, match=r"n = (2|59|61) records|59 records"):
         commands.compare(options, lines, [odd_lines], encode)
+
+
+def test_entry_of_the_guide_to_a_mechanism(monkeypatch):
+    page = Path(__file__).parents[3] / "docs" / "contribute" / "mechanism.md"
+    skeleton, entry, lines = (
+        part.partition("```\n")[0]
+        for part in page.read_text().split("```{code-block} python\n")[1:]
+    )
+    mechanism, replay = types.ModuleType("mechanism"), _replay.Replay()
+    exec(skeleton, vars(mechanism))
+
+    def hook(module, name, around):
+        monkeypatch.setattr(module, name, partial(around, getattr(module, name)))
+
+    monkeypatch.setitem(_replay._COSTS, "logistic", _replay._laplace)
+    names = {"replay": replay, "_my_mechanism": mechanism, "hook": hook}
+    names |= {"jax": jax, "jnp": jax.numpy}
+    exec(entry, names)
+    *fine, moved = lines.strip().splitlines()
+    exec("\n".join(fine), names)
+    with pytest.raises(AssertionError, match=r"it moves 0\.18"):
+        exec(moved, names)
