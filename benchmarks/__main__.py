@@ -2,8 +2,9 @@
 
 `run` measures speed, `utility` what models of tables are worth, `deep` networks,
 `winners` who wins where, `coverage` how often intervals hold the truth, `intervals`
-what one is worth, `guarantees --audit` what attacks find of the
-claims, `audit` of one of them; `figures` lists, runs and reports the papers' figures.
+what one is worth, `conformance` runs the peers' own tests, `guarantees --audit` what
+attacks find of the claims, `audit` of one of them; `figures` lists, runs and reports
+the papers' figures.
 `report` writes every page, and the plots of README and the site, from the records.
 """
 
@@ -14,6 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks import comparison, coverage, intervals, winners
+from benchmarks.conformance import command as conformance
 from benchmarks.deep import methods as deep
 from benchmarks.figures import run as figures
 from benchmarks.speed import measure as speed
@@ -26,6 +28,7 @@ PAGES = {
     "untuned": "benchmarks.utility.untuned",
     "deep": "benchmarks.deep.page",
     "coverage": "benchmarks.coverage",
+    "conformance": "benchmarks.conformance.command",
     "figures": "benchmarks.figures.page",
     "guarantees": "benchmarks.guarantees",
     "plots": "benchmarks.plots",
@@ -96,6 +99,10 @@ _AUDIT = {
     "--seed": {"type": int, "default": 0, "help": "of the releases"},
     "--output": {"type": Path, "help": "a PNG file"},
 }
+_CONFORMANCE = {
+    "--peers": {"type": Path, "required": True, "help": "folder of source archives"},
+    "--out": {"type": Path, "default": conformance.PATH, "help": "the record"},
+}
 _REPORT = {"pages": {"nargs": "*", "help": f"of {', '.join(PAGES)}; by default all"}}
 _PEAK = {"case": {}, "method": {}}
 # Functions, help, and options: what adds them, or a table.
@@ -107,6 +114,7 @@ COMMANDS = {
     "winners": _fill(winners, "measure who wins where, in minutes"),
     "intervals": _fill(intervals, "measure what intervals that ignore noise are worth"),
     "coverage": _fill(coverage, "measure how often intervals hold"),
+    "conformance": (conformance.conform, "run the peers' tests", _CONFORMANCE),
     "guarantees": (guarantees, "write dpjax/GUARANTEES.md", _GUARANTEES),
     "audit": (audit, "attack a claim, and draw the attack", _AUDIT),
     "report": (report, "write pages from the records", _REPORT),

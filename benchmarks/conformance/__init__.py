@@ -1,0 +1,1 @@
+"""The peers' own tests, run with dpjax in the place of what they test."""

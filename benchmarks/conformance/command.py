@@ -1,0 +1,82 @@
+"""The command and the page: the peers' own tests, with dpjax in place of the peers."""
+
+import multiprocessing
+import tarfile
+import tempfile
+import tomllib
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+
+from benchmarks import page, record
+from benchmarks.conformance.cases import KINDS, run
+
+PATH = record.RESULTS / "conformance.json"
+SUITES = tomllib.loads(Path(__file__).with_name("suites.toml").read_text())
+CONVENTIONS = SUITES.pop("conventions")
+NAMES = {package: f"{package}-{suite['version']}" for package, suite in SUITES.items()}
+
+
+def conform(peers: Path, out: Path = PATH) -> None:
+    """Runs the suites whose archives lie in a folder, and says which do not."""
+    about = record.about_run((*record.PACKAGES, *SUITES))
+    with tempfile.TemporaryDirectory() as folder:
+        for package, suite in SUITES.items():
+            source = peers / f"{NAMES[package]}.tar.gz"
+            if not source.is_file() or metadata.version(package) != suite["version"]:
+                print(f"{package}: skipped; needs {source}, and this version installed")
+                continue
+            with tarfile.open(source) as packed:
+                packed.extractall(folder, filter="data")
+            places = [(package, file) for file in suite["files"]]
+            of_one = partial(_file, Path(folder) / NAMES[package] / suite["tests"])
+            record.fill(out, places, of_one, again=True, about=about)
+
+
+def _file(root: Path, place: record.Place) -> record.Found:
+    package, file = place
+    suite = SUITES[package]
+    given = package, root / file, suite["files"][file], suite["differs"]
+    spawned = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(max_workers=1, mp_context=spawned) as pool:
+        row = pool.submit(run, *given).result()
+    print(*place, {kind: row[kind] for kind in KINDS}, row["failures"], flush=True)
+    return {place: row}, {}
+
+
+def write(output: Path | None = None) -> list[Path]:
+    """Writes CONFORMANCE.md from the record, and returns its path."""
+    content = record.read(PATH)
+    lines = [
+        [
+            NAMES[package],
+            f"`{file}`",
+            sum(row[x] for x in KINDS[:3]),
+            *map(row.get, KINDS),
+        ]
+        for (package, file), row in content.rows.items()
+    ]
+    sums = [sum(line[i] for line in lines) for i in range(2, 7)]
+    kinds = [kind.replace("_", " ") for kind in KINDS]
+    results = page.table(
+        ["tests of", "file", "taken", *kinds], [*lines, ["all", "", *sums]]
+    )
+    downloads = " ".join(name.replace("-", "==") for name in NAMES.values())
+    parts = {
+        "download": f"python -m pip download --no-deps --no-binary :all: {downloads}",
+        "results": results,
+        "differs": _reasons(content, "differs", CONVENTIONS.get),
+        "absent": _reasons(content, "not_applicable", str),
+        "machine": page.machine(content.runs[-1]),
+    }
+    return [page.write("CONFORMANCE.md", parts, output)]
+
+
+def _reasons(content, kind, words) -> str:
+    found = [
+        [NAMES[package], f"`{file}`", count, words(reason)]
+        for (package, file), row in content.rows.items()
+        for reason, count in sorted(row["reasons"][kind].items())
+    ]
+    return page.table(["tests of", "file", "cases", "why"], found)
