@@ -12,7 +12,8 @@ import dpjax
 
 ROOT = Path(__file__).resolve().parents[1]
 NAMES = "UTILITY", "UNTUNED", "DEEP", "FIGURES", "EXPERIMENTS", "SCALING", "COVERAGE"
-NAMES = *(f"benchmarks/{x}" for x in NAMES), "CHANGELOG", "CONTRIBUTING", "SECURITY"
+NAMES = *(f"benchmarks/{x}" for x in (*NAMES, "CONFORMANCE")), "CHANGELOG"
+NAMES = *NAMES, "CONTRIBUTING", "SECURITY"
 PAGES = {f"{x}.md": f"{Path(x).name.lower()}.md" for x in (*NAMES, "dpjax/GUARANTEES")}
 PAGES["benchmarks/README.md"] = "speed.md"
 # An inline link of Markdown; titles and spaces in targets do not occur.

@@ -13,7 +13,6 @@ from dpjax.estimators import Clipping
 from dpjax.gradients import robust_grad
 from dpjax.mechanisms import BandedToeplitz
 
-jax.config.update("jax_enable_x64", True)  # as the tests do, in part in their `main`
 TOEPLITZ = "jax_privacy.matrix_factorization.toeplitz"
 
 

@@ -1,5 +1,6 @@
 """Pages and pictures are those of their records: written anew, and compared."""
 
+import importlib
 import re
 
 import numpy as np
@@ -9,6 +10,8 @@ from PIL import Image
 from benchmarks import coverage, intervals, plots, record, winners
 from benchmarks.audits import catalogue
 from benchmarks.comparison import Numbers
+from benchmarks.conformance import adapter
+from benchmarks.conformance import command as conformance
 from benchmarks.deep import page as deep
 from benchmarks.figures import page as figures
 from benchmarks.speed import page as speed
@@ -35,6 +38,7 @@ def test_pages_and_pictures_are_of_their_records(tmp_path, monkeypatch):
     written += untuned.write(tmp_path / "UNTUNED.md")
     written += deep.write(tmp_path / "DEEP.md")
     written += coverage.write(tmp_path / "COVERAGE.md")
+    written += conformance.write(tmp_path / "CONFORMANCE.md")
     files = {record.ROOT / path.relative_to(tmp_path): path for path in written}
     drawn = plots.write(tmp_path)
     files |= {DOCS / "plots" / path.name: path for path in drawn}
@@ -104,6 +108,19 @@ def test_numbers_of_the_readme_are_those_of_the_records():
         f"percent, and {int(shares['dp_linear_model_features'])} with chosen features",
     ):
         assert text in readme, text
+
+
+def test_adapters_stand_for_what_peers_have(tmp_path, capsys):
+    for package in conformance.SUITES:
+        importlib.import_module(f"benchmarks.conformance.of_{package}")
+    for name in adapter.ADAPTERS:
+        module, _, last = name.rpartition(".")
+        assert hasattr(importlib.import_module(module), last), name
+    conformance.conform(tmp_path, tmp_path / "conformance.json")
+    assert capsys.readouterr().out.count("skipped") == len(conformance.SUITES)
+    rows = record.read(conformance.PATH).rows
+    assert sum(row["passed"] for row in rows.values()) >= 350
+    assert not any(row["failed"] for row in rows.values())
 
 
 def test_winners_are_measured(tmp_path, monkeypatch):
