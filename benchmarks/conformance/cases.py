@@ -8,6 +8,7 @@ import unittest
 from collections import Counter
 from fnmatch import fnmatch
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -20,24 +21,19 @@ USED: set[str] = set()  # names of adapters, since a case began
 def run(package: str, path: Path, expression: str, differs: dict[str, str]):
     """Returns counts of a file's cases, in a process of its own: JAX has settings."""
     importlib.import_module(f"benchmarks.conformance.of_{package}")
-    raises = unittest.TestCase.assertRaises  # the words of an error are dpjax's own
-    unittest.TestCase.assertRaisesRegex = lambda self, kind, words, *call, **given: (
-        raises(self, kind, *call, **given)
-    )
     cases = _Cases(differs)
     # Wheels may hold the tests, too: those of the folder are run.
-    options = [
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "-W",
-        "ignore",
-        "--import-mode=importlib",
-    ]
-    options += [f"--rootdir={path.parent}", "-k", expression, str(path)]
-    with contextlib.redirect_stdout(sys.stderr):
+    options = ["-q", "-p", "no:cacheprovider", "--import-mode=importlib"]
+    options += ["-W", "ignore", f"--rootdir={path.parent}", "-k", expression, str(path)]
+    compared = patch.object(unittest.TestCase, "assertRaisesRegex", _assert_raises)
+    with contextlib.redirect_stdout(sys.stderr), compared:
         pytest.main(options, plugins=[cases])
     return cases.row()
+
+
+def _assert_raises(self, kind, words, *call, **given):
+    raises = unittest.TestCase.assertRaises  # the words of an error are dpjax's own
+    return raises(self, kind, *call, **given)
 
 
 class _Cases:

@@ -40,7 +40,7 @@ class _Accountant:
     def compose(self, event, count=1):
         repeated = event if count == 1 else dpa.SelfComposedDpEvent(event, count)
         accounting.epsilon_of(repeated, 1e-3, relation=self.relation)
-        self.event = dpa.ComposedDpEvent((self.event, repeated))
+        self.event = dpa.ComposedDpEvent([self.event, repeated])
         return self
 
     def get_epsilon(self, delta):
@@ -80,6 +80,8 @@ class _Loss(_Accountant):
 
 @stands_for("dp_accounting.pld.privacy_loss_mechanism.GaussianPrivacyLoss")
 class _GaussianLoss(_Loss):
+    standard_deviation = 0.0  # of a loss from a privacy guarantee
+
     def event_of(self, scale):
         return accounting.gaussian_event(scale / self.unit, self.sampling)
 

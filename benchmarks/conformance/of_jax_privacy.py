@@ -1,6 +1,7 @@
 """Adapters for jax_privacy's tests: clipping, strategies, confidence bounds."""
 
 import math
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +21,7 @@ TOEPLITZ = "jax_privacy.matrix_factorization.toeplitz"
 def clip_pytree(
     pytree, clip_norm, rescale_to_unit_norm=False, nan_safe=True, return_zero=False
 ):
-    if not isinstance(clip_norm, jax.core.Tracer) and clip_norm in (0, math.inf):
+    if isinstance(clip_norm, float) and clip_norm in (0, math.inf):
         absent("a clip norm of zero or infinity")
     samples = jax.tree.map(lambda x: jnp.asarray(x)[None], pytree)
     mask = jnp.reshape(jnp.asarray(return_zero), 1)
@@ -45,9 +46,12 @@ def clipped_grad(
 
     given |= {"has_aux": has_aux, "normalize_by": divisor}
     mean = robust_grad(loss, Clipping(l2_clip_norm), **given)
-    return lambda params, *batch, is_padding_example=None: mean(
-        params, batch, is_padding_example
-    )
+
+    def call(params, *batch, is_padding_example=None):
+        found = mean(params, batch, is_padding_example)
+        return (found[0], SimpleNamespace(aux=found[1])) if has_aux else found
+
+    return call
 
 
 @stands_for(f"{TOEPLITZ}.minsep_sensitivity_squared")

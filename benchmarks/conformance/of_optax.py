@@ -19,7 +19,7 @@ def differentially_private_aggregate(l2_norm_clip, noise_multiplier, key):
         size = len(jax.tree.leaves(gradients)[0])
         return privatize(Clipping(float(l2_norm_clip)), normalize_by=size, **given)
 
-    def update(gradients, state, params=None):
-        return private(gradients).update(gradients, state, params)
+    def update(updates, state, params=None):
+        return private(updates).update(updates, state, params)
 
     return optax.GradientTransformation(private(jnp.zeros(1)).init, update)

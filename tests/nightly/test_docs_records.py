@@ -110,17 +110,16 @@ def test_numbers_of_the_readme_are_those_of_the_records():
         assert text in readme, text
 
 
-def test_adapters_stand_for_what_peers_have(tmp_path, capsys):
+def test_adapters_stand_for_what_peers_have(tmp_path):
     for package in conformance.SUITES:
         importlib.import_module(f"benchmarks.conformance.of_{package}")
-    for name in adapter.ADAPTERS:
-        module, _, last = name.rpartition(".")
-        assert hasattr(importlib.import_module(module), last), name
-    conformance.conform(tmp_path, tmp_path / "conformance.json")
-    assert capsys.readouterr().out.count("skipped") == len(conformance.SUITES)
-    rows = record.read(conformance.PATH).rows
-    assert sum(row["passed"] for row in rows.values()) >= 350
-    assert not any(row["failed"] for row in rows.values())
+    for module, _, name in (x.rpartition(".") for x in adapter.ADAPTERS):
+        assert hasattr(importlib.import_module(module), name)
+    conformance.conform(tmp_path, out := tmp_path / "conformance.json")
+    assert not out.exists()  # skipped, without archives
+    rows = record.read(conformance.PATH).rows.values()
+    assert sum(row["passed"] for row in rows) >= 350
+    assert not any(row["failed"] for row in rows)
 
 
 def test_winners_are_measured(tmp_path, monkeypatch):

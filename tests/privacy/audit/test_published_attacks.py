@@ -1,5 +1,7 @@
 """Published attacks, on a naive release and on dpjax: `docs/privacy/attacks.md`."""
 
+from unittest.mock import Mock
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,25 +17,25 @@ def test_a_sample_used_twice(key):
     def release(key, data):
         sample_key, *keys = jax.random.split(key, 3)
         drawn = data[jax.random.randint(sample_key, (), 0, 10)]
-        return [mechanisms.laplace(key, drawn, scale=0.5) for key in keys]
+        both = [mechanisms.laplace(key, drawn, scale=0.5) for key in keys]
+        return jnp.minimum(*both)
 
     one = PrivacyGuarantee.of(2.0, 0.0, dp_event=LaplaceDpEvent(0.5))
-    naive, both = (
+    naive, ours = (
         2 * Sample(10, 1).privacy(one).epsilon,
         Sample(10, 1).privacy(one, one),
     )
-    given = jnp.zeros(10), jnp.zeros(10).at[0].set(1.0)
-    options = {"statistic": lambda x: jnp.minimum(*x), "key": key}
-    found = audit.epsilon_lower_bound(release, *given, **options)
-    assert naive < found.epsilon <= both.epsilon
+    data = jnp.zeros(10)
+    found = audit.epsilon_lower_bound(release, data, data.at[0].set(1.0), key=key)
+    assert naive < found.epsilon <= ours.epsilon
 
 
 def test_a_divisor_that_is_the_private_number_of_records(key):
     def release(key, num):  # all records are 0: the noise alone tells their number
-        return mechanisms.gaussian(key, jnp.zeros(100), stddev=4.0 / num)
+        noisy = mechanisms.gaussian(key, jnp.zeros(100), stddev=4.0 / num)
+        return jnp.linalg.norm(noisy)
 
-    few = {"num_releases": 10_000, "statistic": jnp.linalg.norm, "delta": 1e-5}
-    found = audit.epsilon_lower_bound(release, 10.0, 9.0, key=key, **few)
+    found = audit.epsilon_lower_bound(release, 10.0, 9.0, key=key, delta=1e-5)
     assert found.epsilon > accounting.gaussian_epsilon(4.0, 1e-5, sensitivity=1.0)
     private = {"noise_multiplier": 4.0, "relation": ADD_OR_REMOVE_ONE}
     with pytest.raises(ValueError, match="normalize_by"):
@@ -47,24 +49,19 @@ def test_gaps_of_floats(key):
         return float(jnp.mean(near != jnp.round(near)))
 
     key, naive_key = jax.random.split(key)
-    noise = jax.random.laplace(naive_key, (10**6,))
+    noise = jax.random.laplace(naive_key, (200_000,))
     assert are_finer(1.0 + noise) == 0 < 0.5 < are_finer(noise)
-    values = jnp.repeat(jnp.array([0.0, 1.0]), 10**6)
+    values = jnp.repeat(jnp.array([0.0, 1.0]), noise.size)
     at_0, at_1 = jnp.split(mechanisms.laplace(key, values, scale=1.0), 2)
-    assert are_finer(at_0) == pytest.approx(are_finer(at_1), abs=0.02)
+    assert are_finer(at_0) == pytest.approx(are_finer(at_1), abs=0.03)
 
 
 def test_rounds_of_a_discrete_sampler():
     # Calls for random bytes, as rounds of the sampler, tell its noise. No claim.
-    source, calls, found = np.random.default_rng(0), [], []
-
-    def random_bytes(num):
-        calls.append(num)
-        return source.bytes(num)
-
+    source, found = Mock(side_effect=np.random.default_rng(0).bytes), []
     for _ in range(2_000):
-        before = len(calls)
-        draw = mechanisms.discrete_gaussian(1, stddev=1, random_bytes=random_bytes)
-        found.append((abs(int(draw[0])), len(calls) - before))
+        source.reset_mock()
+        draw = mechanisms.discrete_gaussian((), stddev=1, random_bytes=source)
+        found.append((abs(int(draw)), source.call_count))
     sizes, rounds = np.transpose(found)
     assert rounds[sizes > 1].mean() > rounds[sizes == 0].mean() + 0.1
