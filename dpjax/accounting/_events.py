@@ -75,12 +75,15 @@ def map_leaves(
     function: Callable[[dpa.DpEvent], dpa.DpEvent], event: dpa.DpEvent
 ) -> dpa.DpEvent:
     """Returns a composed event with function(part) in place of each of its parts."""
-    # Lists of parts become tuples, so that the event can be hashed for a cache.
+    # Lists become tuples, so that the event can be hashed for a cache.
     if isinstance(event, dpa.ComposedDpEvent):
         parts: Any = tuple(map_leaves(function, part) for part in event.events)
         return dpa.ComposedDpEvent(parts)
     if isinstance(event, dpa.SelfComposedDpEvent):
         return dpa.SelfComposedDpEvent(map_leaves(function, event.event), event.count)
+    if isinstance(event, dp_event.MixtureOfGaussiansDpEvent):
+        lists = event.sensitivities, event.sampling_probs
+        event = type(event)(event.standard_deviation, *map(tuple, lists))
     return function(event)
 
 

@@ -13,7 +13,7 @@ import pytest
 import scipy.integrate
 import scipy.stats
 from dp_accounting import NeighboringRelation
-from dp_accounting.dp_event import DiscreteLaplaceDpEvent
+from dp_accounting.dp_event import DiscreteLaplaceDpEvent, MixtureOfGaussiansDpEvent
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 from hypothesis import strategies as st
@@ -219,9 +219,11 @@ def test_each_event_costs_what_another_accountant_says():
     for event, run in zip((POISSON, FIXED), RUNS, strict=True):
         stated = accounting.noise_multiplier_to_epsilon(1.5, 1e-5, run)
         assert cost(event) == pytest.approx(stated, rel=0.01)
-    for event in (LAPLACE, DISCRETE):
+    mixture = MixtureOfGaussiansDpEvent(4.0, [0.0, 1.0], [0.5, 0.5])
+    for event in (LAPLACE, DISCRETE, mixture):
         by_pld = PLDAccountant().compose(event).get_epsilon(1e-5)
-        assert cost(event) == pytest.approx(by_pld, rel=1e-3)
+        epsilon = cost(event, relation=ADD_OR_REMOVE_ONE)
+        assert epsilon == pytest.approx(by_pld, rel=1e-3)
     for event in (CHOICES, dpa.ComposedDpEvent([CHOICES, GAUSSIAN])):
         accountant = RdpAccountant(neighboring_relation=REPLACE_ONE)
         assert cost(event) <= accountant.compose(event).get_epsilon(1e-5)
