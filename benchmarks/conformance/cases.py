@@ -67,7 +67,7 @@ class _Cases:
             kind, reason = "not_applicable", str(error)
         elif not USED:
             kind, reason = "not_applicable", "nothing that has a counterpart"
-        elif error and planned:
+        elif isinstance(error, AssertionError | ValueError) and planned:
             kind, reason = "differs", planned[0]
         elif error:
             kind, self.failures[name] = "failed", repr(error)[:200]

@@ -4,6 +4,8 @@ dpjax computes with dp_accounting, so these cases test what it adds: conventions
 events, ranges, rounding, the exact curve of Gaussian noise, and its own bounds.
 """
 
+from typing import Any
+
 import dp_accounting as dpa
 import numpy as np
 from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType
@@ -73,6 +75,10 @@ class _Loss(_Accountant):
         if np.min(epsilon) < 0:
             absent("a negative epsilon")
         return np.vectorize(self.get_delta)(epsilon)
+
+    @classmethod
+    def from_privacy_guarantee(cls, *args, **options) -> Any:
+        absent("noise for a budget, where it is not Gaussian")
 
     def __getattr__(self, name):
         absent(f"`{name}`: a distribution is not shown, only epsilon and delta")
