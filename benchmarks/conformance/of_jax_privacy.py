@@ -39,7 +39,7 @@ def clipped_grad(
     given = {"microbatch_size": options.pop("microbatch_size", None)}
     places = np.atleast_1d(np.asarray(batch_argnums, int)).tolist()
     if options or not places or places != [*range(1, 1 + len(places))]:
-        absent(f"`{next(iter(options), 'batch_argnums')}`")
+        absent(f"`{next(iter(options), 'batch_argnums')}`, not taken by the adapter")
 
     def loss(params, example):  # of one example: the tests' losses take a batch
         return fun(params, *(jnp.asarray(x)[None] if keep else x for x in example))
