@@ -13,8 +13,8 @@ from unittest.mock import patch
 import pytest
 
 from benchmarks.conformance.adapter import ADAPTERS
+from benchmarks.conformance.command import KINDS
 
-KINDS = "passed", "failed", "differs", "not_applicable"
 USED: set[str] = set()  # names of adapters, since a case began
 
 
