@@ -2,7 +2,9 @@
 
 import sys
 from collections.abc import Callable, Mapping
+from html import escape
 from importlib import import_module, metadata
+from importlib.util import find_spec
 from typing import Any
 
 try:
@@ -46,3 +48,27 @@ def optional(name: str, need: str, extra: str) -> Any:
         return import_module(name)
     except ImportError as why:
         raise ImportError(f'{need}: pip install "dpjax[{extra}]"') from why
+
+
+def to_frame(self: Any) -> Any:
+    """Returns the numbers as a data frame of pandas or, without pandas, of polars.
+
+    Each number, with its name and interval, has a row.
+
+    Raises:
+        ImportError: Without pandas and polars.
+    """
+    package = "polars" if find_spec("pandas") is None else "pandas"
+    frames = optional(package, "a data frame needs pandas or polars", "experiments")
+    names, lines = self._table()
+    columns = zip(*lines, strict=True)
+    return frames.DataFrame(dict(zip(names, map(list, columns), strict=True)))
+
+
+def as_html(self: Any) -> str:
+    """Returns the data frame of a result as HTML for notebooks, or else its text."""
+    below = f"<p>{escape(str(getattr(self, 'privacy', '')))}</p>"
+    try:
+        return to_frame(self)._repr_html_() + below
+    except ImportError:
+        return f"<pre>{escape(repr(self))}</pre>{below}"

@@ -4,6 +4,7 @@ import dataclasses
 import math
 import sys
 from functools import partial
+from html import escape
 
 import numpy as np
 from dp_accounting import (
@@ -94,6 +95,12 @@ class PrivacyGuarantee:
 
     def __str__(self) -> str:
         return self.description
+
+    def __repr__(self) -> str:
+        return f"<PrivacyGuarantee: {self.description}>"
+
+    def _repr_html_(self) -> str:
+        return f"<p>{escape(self.description)}</p>"
 
     @classmethod
     def of(

@@ -11,6 +11,7 @@ import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
 from dpjax import _validate, losses
+from dpjax._rounding import digits
 from dpjax._types import Key
 from dpjax.losses import LinearLoss
 from dpjax.losses._residual_losses import named
@@ -21,7 +22,7 @@ from dpjax.sklearn._regressors import Unit, WithExposure
 from dpjax.solvers import Curves, dp_additive_model
 from dpjax.tables import _pages
 from dpjax.tables._pages import Shape
-from dpjax.tables._summary import interval_of
+from dpjax.tables._summary import Summary, interval_of
 
 _LOSSES = {
     "squared": losses.squared,
@@ -102,42 +103,45 @@ class _Additive(LinearEstimator):
         )
         return np.asarray(self._curves.predict(self._design(features)), np.float64)
 
-    def _places(self) -> Iterator[tuple[Any, int | slice]]:
-        """Yields each column's name, and its index or slice in the design matrix."""
-        # For `shapes_`; numbers have an index, categories a slice of one-hot columns.
+    def _terms(self, farthest: float) -> Iterator[tuple[Any, Shape, Any]]:
+        """Yields each column's name, its `Shape`, and standard errors (m,) or None.
+
+        They are in the unit of the target or score. A `Shape` is zero at the center of
+        a column of numbers, and without a range it ends `farthest` scales from there.
+        """
+        check_is_fitted(self)
+        standard, curves, errors = self._standard, self._curves, self._errors
         place, dummy = 0, int(self._is_number.sum())
-        for name in _tables.names_in(self):
+        for name, bends in zip(_tables.names_in(self), self._bends, strict=True):
             if name in self._categories:
-                num_categories = len(self._categories[name])
-                yield name, slice(dummy, dummy + num_categories)
-                dummy += num_categories
+                grid = self._categories[name]
+                own = slice(dummy, dummy + len(grid))
+                shape, dummy = Shape(grid, curves.slopes[own]), own.stop
+                spread = None if errors is None else errors.slopes[own]
             else:
-                yield name, place
+                center, scale = standard.centers[place], standard.scales[place]
+                shape = Shape.of_number(
+                    partial(curves.curve, place),
+                    curves.knots if bends else (),
+                    center=center,
+                    scale=scale,
+                    limit=(standard.high[place] - center) / scale,
+                    farthest=farthest,
+                )
+                scaled, spread = (shape.grid - center) / scale, None
+                if errors is not None:
+                    spread = curves.errors(errors, self._correlations, place, scaled)
                 place += 1
+            values, spread = (
+                x if x is None else self._in_units(np.asarray(x, np.float64))
+                for x in (shape.values, spread)
+            )
+            yield name, shape._replace(values=values), spread
 
     @property
     def shapes_(self) -> dict[Any, Shape]:
         """Returns the contribution of each column to the score, by name or index."""
-        # A `Shape` has a grid, and values in the unit of the target or score. These
-        # are zero at the center of a column of numbers.
-        check_is_fitted(self)
-        standard, curves, shapes = self._standard, self._curves, {}
-        ends = np.stack([standard.low, standard.high]) - standard.centers
-        for (name, place), bends in zip(self._places(), self._bends, strict=True):
-            if isinstance(place, slice):
-                values = np.asarray(curves.slopes[place], np.float64)
-                shape = Shape(self._categories[name], values)
-            else:
-                scale = standard.scales[place]
-                shape = Shape.of_number(
-                    partial(curves.curve, place),
-                    curves.knots if bends else (),
-                    center=standard.centers[place],
-                    scale=scale,
-                    ends=ends[:, place] / scale,
-                )
-            shapes[name] = shape._replace(values=self._in_units(shape.values))
-        return shapes
+        return {name: shape for name, shape, _ in self._terms(_pages.FARTHEST)}
 
     def bands(self, alpha=0.05):
         """Returns confidence bands for `shapes_`, after a fit with `intervals`.
@@ -157,30 +161,48 @@ class _Additive(LinearEstimator):
         Raises:
             ValueError: As for `DPLinearRegression.conf_int`.
         """
-        shapes, standard, bands = self.shapes_, self._standard, {}
+        return self._bands(_pages.FARTHEST, alpha)
+
+    def _bands(self, farthest: float, alpha: float) -> dict[Any, Any]:
+        terms = [*self._terms(farthest)]
         _validate.probability(alpha=alpha)
-        errors, correlations = self._errors, self._correlations
-        if errors is None or correlations is None:
+        if self._errors is None:
             raise ValueError("intervals must be True before fit, got False.")
-        for name, place in self._places():
-            grid, values = shapes[name]
-            if isinstance(place, slice):
-                own = errors.slopes[place]
-            else:
-                scaled = (grid - standard.centers[place]) / standard.scales[place]
-                own = self._curves.errors(errors, correlations, place, scaled)
-            own = self._in_units(np.asarray(own, np.float64))
-            bands[name] = grid, *interval_of(values, own, 1 - alpha)
-        return bands
+        return {
+            name: (shape.grid, *interval_of(shape.values, errors, 1 - alpha))
+            for name, shape, errors in terms
+        }
+
+    def summary(self, alpha=0.05):
+        """Returns a table of `bands`, which prints and shows in notebooks.
+
+        It has the numbers of each curve as `plot_shapes` draws it, and each category.
+        With a log or a logit link it also has the factor of the mean or the odds. It
+        states the guarantee; `alpha`, costs and errors are as for `bands`.
+        """
+        self.bands(alpha)  # raises if it has none
+        names, terms, (factor, notes) = [], [*self._terms(_pages.USUAL)], self._factor
+        for name, (grid, _), _ in terms:
+            shown = map(digits, grid) if grid.dtype.kind == "f" else grid
+            names += [f"{name} = {x}" for x in shown]
+        values = np.concatenate([shape.values for _, shape, _ in terms])
+        errors = np.concatenate([errors for *_, errors in terms])
+        note = "A coefficient is the difference from the center of the column, or from "
+        notes = [*notes, note + "a category that is not listed."]
+        title, text = type(self).__name__, str(self.privacy_)
+        return Summary(title, names, values, errors, text, factor, 1 - alpha, notes)
 
     def plot_shapes(self) -> Any:
         """Draws each of `shapes_` in a panel, with its band; needs matplotlib.
 
+        A curve is drawn over the public range of its column, or two released scales.
+
         Returns:
             A `matplotlib.figure.Figure`, which has `savefig`.
         """
-        bands = {} if self._errors is None else self.bands()
-        return _pages.plot(self.shapes_, *self._axis, bands=bands)
+        shapes = {name: shape for name, shape, _ in self._terms(_pages.USUAL)}
+        bands = {} if self._errors is None else self._bands(_pages.USUAL, 0.05)
+        return _pages.plot(shapes, *self._axis, bands=bands)
 
     @property
     def _axis(self) -> tuple[list[str], str]:
@@ -313,6 +335,10 @@ class DPAdditiveRegressor(_Additive, WithExposure):
         if exposure is not None:
             raise ValueError("exposure must be None: the model was fitted without it.")
         return scores * self._unit.scale + self._unit.center
+
+    @property
+    def _factor(self) -> tuple[str | None, list[str]]:
+        return "factor" if self._loss().has_log_link else None, []
 
     @property
     def _axis(self) -> tuple[list[str], str]:

@@ -20,13 +20,16 @@ from dpjax._lazy import optional
 from dpjax.tables.io._untrusted import harmless, printable
 
 _NUMBER = re.compile(r"-?\d|-?inf\b|hidden by noise|$")
-_FARTHEST = 4.0  # a grid ends so many scales from the center, or at the range's end
+# Without a range within the first number of scales from its center a curve goes so far,
+# and its plot as far as the second: most records are within two scales.
+FARTHEST, USUAL = 4.0, 2.0
 # Sizes in a plot, in inches: a panel of one column of four, the space around its axes,
 # and the space for a category's name.
 _WIDTH, _HEIGHT, _GAP, _LEFT, _TITLE, _BELOW = 2.9, 1.7, 0.3, 0.9, 0.35, 0.35
 _NAME, _LETTER, _LINE = 0.17, 0.07, 0.2
-_MOST_NAMES, _MOST_LETTERS = 64, 24
+_MOST_NAMES, _MOST_LETTERS = 64, 32
 _MOST_PIXELS = 60_000  # matplotlib draws less than 2^16
+Style = tuple[str, str, str, tuple[str, ...]]  # paper, ink, lines behind, colors
 LIGHT = "#ffffff", "#1f2328", "#d0d7de", ("#00497a", "#c2410c", "#3f8f6b", "#b07d2b")
 DARK = "#0d1117", "#e6edf3", "#3d444d", ("#a6dcff", "#f28c5b", "#4d9e7c", "#d9b36c")
 
@@ -95,9 +98,12 @@ def _html_block(block: Block) -> str:
 
 
 def _html_row(tag: str, cells: Sequence[str], marks: Sequence[str]) -> str:
-    pairs = zip(map(harmless, cells), marks, strict=True)
-    written = (f"<{tag}{mark}>{_html(cell)}</{tag}>" for cell, mark in pairs)
-    return f"<tr>{''.join(written)}</tr>"
+    row = ""
+    for cell, mark in zip(map(harmless, cells), marks, strict=True):
+        if mark and tag == "td":  # a line may end before an interval only
+            cell = cell.replace(" ", "\xa0").replace("\xa0(", " (")
+        row += f"<{tag}{mark}>{_html(cell)}</{tag}>"
+    return f"<tr>{row}</tr>"
 
 
 def _html(text: str) -> str:
@@ -140,13 +146,15 @@ class Shape(NamedTuple):
         *,
         center: float,  # in the user's units
         scale: float,  # in the user's units
-        ends: tuple[float, float],  # of the column's range; infinite without a limit
+        limit: float,  # half the column's range, or infinite
+        farthest: float,  # where the curve ends if the limit is above `FARTHEST`
     ) -> "Shape":
         """Returns a numeric column's curve, for a plot: at knots and at (near) ends.
 
-        `curve`, `knots` and `ends` are in scales from the center, (x - center) / scale.
+        All but center and scale are in scales from the center, (x - center) / scale.
         """
-        low, high = max(ends[0], -_FARTHEST), min(ends[1], _FARTHEST)
+        high = limit if limit <= FARTHEST else farthest
+        low = -high
         grid = np.sort([low, *(knot for knot in knots if low < knot < high), high])
         return cls(center + scale * grid, np.asarray(curve(grid), np.float64))
 
@@ -180,9 +188,8 @@ def plot(
     dpi = min(150.0, _MOST_PIXELS / height)
     figure = figure_of(figsize=(width, height), dpi=dpi, facecolor=paper)
     text: dict[str, Any] = {"color": ink, "parse_math": False}
-    for i, line in enumerate(titles):
-        place = 0.15 / width, 1 - (0.1 + _LINE * i) / height
-        figure.text(*place, line, va="top", fontsize=10, **text)
+    place = 0.15 / width, 1 - 0.1 / height
+    figure.text(*place, "\n".join(titles), va="top", fontsize=10, **text)
     panels, bottom = [], height - 0.1 - _LINE * len(titles)
     for row, depth in zip(rows, depths, strict=True):
         bottom, left = bottom - _TITLE - _HEIGHT, _LEFT
@@ -282,10 +289,11 @@ def _draw(
         panel.xaxis.set_major_formatter(lambda value, _: compact(value))
         return lines
     places = np.arange(len(shape.grid))
-    lines = panel.plot(places, shape.values, "o", markersize=4)
+    step = 140 / max(len(places), 4)  # points, two thirds of the space of a category
+    lines = panel.plot(places, shape.values, "_", markersize=step, markeredgewidth=1.8)
     if band is not None:
-        low, high = band[:, is_known]
-        panel.vlines(places[is_known], low, high, color=colors[0], linewidth=1.0)
+        style = {"color": colors[0], "linewidth": step, "alpha": 0.2}
+        panel.vlines(places[is_known], *band[:, is_known], **style)
     names = [short(name, _MOST_LETTERS) for name in shape.grid]
     panel.set_xticks(places, names, rotation=90, parse_math=False)
     panel.set_xlim(-0.7, len(places) - 0.3)

@@ -92,22 +92,17 @@ class Summary:
         return titles if self.factor is None else [*titles, self.factor, interval]
 
     @property
-    def rows(self) -> list[list[str]]:
-        """Coefficients, errors and intervals as texts, in the order of `header`."""
-        rows = []
-        numbers = self.coefficients, self.standard_errors, self.intervals
-        for value, error, ends in zip(*numbers, strict=True):
-            row = [digits(value), digits(error), " to ".join(map(digits, ends))]
-            if self.factor is not None:
-                row += [_factor(value), " to ".join(map(_factor, ends))]
-            rows.append(row)
-        return rows
-
-    @property
     def lines(self) -> list[list[str]]:
-        """The `rows`, each after the name of its coefficient."""
-        names = map(str, self.names)
-        return [[name, *row] for name, row in zip(names, self.rows, strict=True)]
+        """The name of each coefficient, and its numbers in the order of `header`."""
+        lines = []
+        numbers = self.names, self.coefficients, self.standard_errors, self.intervals
+        for name, value, error, ends in zip(*numbers, strict=True):
+            interval = " to ".join(map(digits, ends))
+            line = [str(name), digits(value), digits(error), interval]
+            if self.factor is not None:
+                line += [_factor(value), " to ".join(map(_factor, ends))]
+            lines.append(line)
+        return lines
 
     @property
     def sentences(self) -> list[str]:
@@ -130,7 +125,7 @@ class Summary:
                 "noise hides what is a column's own. It may be nearly constant, rarely "
                 "anything but zero, or nearly a sum of others."
             )
-            if is_refused[-1]:
+            if is_refused[-1] and self.names[-1] == "intercept":
                 notes.append(
                     "The intercept is where all columns are zero, so that it is known "
                     "no better than they are."

@@ -85,7 +85,7 @@ def test_several_processes_train_as_one_does(name, options, results):
     first, solution = results[0][name], train(**options)
     assert all(result[name] == first for result in results)  # bit for bit
     np.testing.assert_allclose(first["params"], solution.params, rtol=1e-5, atol=1e-6)
-    assert first["privacy"] == repr(solution.privacy)
+    assert first["privacy"] == repr(vars(solution.privacy))
     assert first["stats"] == {k: float(x) for k, x in solution.stats.items()}
 
 

@@ -99,6 +99,15 @@ def test_a_description_reads_the_same_in_every_format(description):
     assert "http" not in page.replace("http-equiv", "")
 
 
+def test_what_noise_hides_is_no_number_and_no_bar(frame):
+    few = {name: values[:20] for name, values in frame.items()}
+    shown = described(few, by="town", epsilon=0.01)
+    (_, numbers), (_, shares) = shown.tables()
+    assert {x[-1] for x in (*numbers, *shares)} == {"hidden by noise"}
+    income, *_ = shown.plot().axes
+    assert [x.get_text() for x in income.texts] == 3 * ["hidden by noise"]
+
+
 def test_no_name_is_run_by_a_spreadsheet(description):
     name, rows = "=HYPERLINK(1)", description.rows
     rows = [x._replace(column=name) if x.column == "income" else x for x in rows]

@@ -506,6 +506,11 @@ class Recommendation(NamedTuple):
         named = zip(self._fields, shown, strict=True)
         return "\n".join(f"{name:{width}}  {value}" for name, value in named)
 
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{self}</pre>"
+
 
 def recommend(
     num_samples: int, num_params: int, *, epsilon: float, delta: float

@@ -2,15 +2,19 @@
 
 import dataclasses
 import math
+import operator
 import statistics
 from functools import partial
 from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from scipy import special
 
 from dpjax import _validate
+from dpjax._lazy import as_html, to_frame
+from dpjax._rounding import claim
 from dpjax._tree import arrays, num_coordinates, register
 from dpjax._types import ArrayLike, PyTree, Scalar
 from dpjax.accounting import PrivacyGuarantee
@@ -45,6 +49,27 @@ class Solution:
     stats: dict[str, Scalar]
     standard_errors: PyTree | None = None
     correlations: jax.Array | None = None
+    to_frame, _repr_html_ = to_frame, as_html
+
+    def __repr__(self) -> str:
+        number, cost = num_coordinates(self.params), self.privacy
+        stated = claim(cost.epsilon, cost.delta)
+        return f"<Solution: {number:,} released numbers, {stated}>"
+
+    def _table(self) -> tuple[list[str], Any]:
+        """Returns titles and lines: a name such as means[0], and its numbers."""
+        names = []
+        for path, leaf in jax.tree_util.tree_leaves_with_path(self.params):
+            name = jax.tree_util.keystr(path, simple=True, separator=".") or "params"
+            places = np.ndindex(np.shape(leaf))
+            names += [f"{name}{[*place]}" if place else name for place in places]
+        trees = {"value": self.params}
+        if self.standard_errors is not None:
+            ends, trees["standard_error"] = self.interval(), self.standard_errors
+            trees["low"] = jax.tree.map(operator.itemgetter(0), ends)
+            trees["high"] = jax.tree.map(operator.itemgetter(1), ends)
+        flat = ([*map(np.ravel, jax.tree.leaves(x))] for x in trees.values())
+        return ["name", *trees], zip(names, *map(np.concatenate, flat), strict=True)
 
     def predict(self, features: ArrayLike) -> jax.Array:
         """Returns predictions of a linear or an additive model, without offsets.

@@ -25,7 +25,6 @@ from dpjax.tables.cli._schema import Schema
 from dpjax.tables.cli._settings import link_of
 from dpjax.tables.cli._terminal import table_of
 from dpjax.tables.models._model import Model, model_file
-from dpjax.tables.models._scores import Interval
 
 NAMES = MODEL, REPORT = "model.npz", "report.json"
 
@@ -254,10 +253,10 @@ def _show_evaluation(
             f"About {scores.num_scored:,.0f} of them have a target that can be "
             "read, by a private count; the others have no weight."
         )
-    lines = [[name, *map(_bounds, both)] for name, *both in scores.measures]
+    lines = [[name, *map(str, both)] for name, *both in scores.measures]
     for low, high, share in scores.calibration:
         name = f"share of +1 where {low:.0%} to {high:.0%} is predicted"
-        lines.append([name, _bounds(share), ""])
+        lines.append([name, str(share), ""])
     head = ["measure", "model", "constant"]
     console.print(table_of(head, lines, head[1:]))
     by_name = {x.name.split(" of")[0]: x.model.value for x in scores.measures}
@@ -267,11 +266,6 @@ def _show_evaluation(
             f"How to read it: half of the predictions are off by at most {half}, and "
             f"nine of ten by at most {most}; one of ten is off by more."
         )
-
-
-def _bounds(interval: Interval) -> str:
-    value, low, high = map(digits, interval)
-    return f"{value} ({low} to {high})"
 
 
 def _table(data: Dataset, scores: list[Score]) -> Rows:

@@ -77,8 +77,12 @@ def figure_of(model: Model, *, is_dark: bool = False) -> Any:
     """
     stated = claim(model.privacy.epsilon, model.privacy.delta)
     label, effect, _ = _words_of(model)
+    shapes = model.shapes(_pages.USUAL)
+    for name, kind in model.columns.items():
+        if kind.categories:
+            shapes[name] = shapes[name]._replace(grid=np.array(labels_of(kind)))
     return _pages.plot(
-        model.shapes(),
+        shapes,
         [],
         label,
         title=[f"{model.method} of {model.data}: {stated}", f"What a column {effect}"],

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dpjax import accounting
+from dpjax._lazy import to_frame
 from dpjax._rounding import claim, rounded_up
 from dpjax.accounting import PrivacyGuarantee, Sampling
 from dpjax.accounting._sample import sample_budget, subsampled_epsilon
@@ -24,6 +25,7 @@ from dpjax.tables.io._untrusted import harmless, printable
 _OF_NUMBERS = ("count", "missing", "mean", "median", "quantile 0.9")
 _OF_CATEGORIES = ("count", "share")
 COUNTS = "count", "missing", "histogram"
+HIDDEN = "hidden by noise"
 OTHER = "(other)"  # cells in none of the categories, missing cells included
 # Sizes in the picture, in inches: a panel, a line, and the space around them.
 _WIDTH, _LINE, _AROUND, _HEAD = 4.2, 0.42, 0.75, 0.75
@@ -31,6 +33,7 @@ _THIN, _TALL = 0.24, 1.7  # height of a category, and smallest height of a panel
 _MOST_LETTERS, _MOST_LINES = 18, 40
 _MARKERS = "os^"  # a group takes the next marker when all colors are used
 _POINTS = {"mean": ("o", 0), "median": ("D", 1), "quantile 0.9": ("^", 2)}
+_SHARES = 0.0, 1.0  # the range of shares
 _HIGH = 0.62  # height of a histogram in its group's line; points lie below it
 
 
@@ -65,7 +68,7 @@ class Row(NamedTuple):
         """Returns value and interval as text, rounded by the interval's width."""
         half = (self.high - self.low) / 2
         if not half < math.inf:
-            return "hidden by noise"
+            return HIDDEN
         digits = 0
         if self.statistic not in COUNTS and half > 0:
             digits = min(max(1 - math.floor(math.log10(half)), 0), 12)
@@ -113,6 +116,19 @@ class Description:
     sample_size: int | None = None
     unit: str | None = None
     records_per_unit: int = 1
+    to_frame = to_frame
+
+    def __repr__(self) -> str:
+        cost = claim(self.privacy.epsilon, self.privacy.delta)
+        return f"<Description: {len(self.rows):,} numbers, {self.size}, {cost}>"
+
+    def _table(self) -> tuple[tuple[str, ...], tuple[Row, ...]]:
+        return Row._fields, self.rows
+
+    def _repr_html_(self) -> str:
+        tables = [_pages.Rows(head, lines) for head, lines in self.tables()]
+        texts = _pages.Text(self.reading), _pages.Text(str(self.privacy))
+        return _pages.html_blocks([*tables, *texts])
 
     @property
     def size(self) -> str:
@@ -158,7 +174,8 @@ class Description:
             if row.statistic != "histogram":
                 is_number = row.column in self.edges
                 line = cells[is_number].setdefault((row.column, row.group, row.of), {})
-                line[row.statistic] = str(row)
+                is_shown = _is_shown(row, self.edges.get(row.column, _SHARES))
+                line[row.statistic] = str(row) if is_shown else HIDDEN
         pages = []
         for is_number, names in ((True, _OF_NUMBERS), (False, _OF_CATEGORIES)):
             keep = [0, *[1] * (self.by is not None), *[2] * (not is_number)]
@@ -231,9 +248,10 @@ class Description:
         figure_of = _pages.figures()
         from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-        paper, ink, rule, colors = _pages.DARK if is_dark else _pages.LIGHT
+        paper, ink, rule, _ = style = _pages.DARK if is_dark else _pages.LIGHT
         text: dict[str, Any] = {"color": ink, "fontsize": 10, "parse_math": False}
         panels = _by(self.rows, "column")
+        panels.sort(key=lambda panel: panel[0] not in self.edges)  # numbers come first
         heights = []
         for name, rows in panels:
             num_groups = min(len({row.group for row in rows}), _MOST_LINES)
@@ -252,26 +270,24 @@ class Description:
         figure = figure_of(figsize=size, dpi=120, facecolor=paper, layout=layout)
         figure.suptitle("\n".join(lines), x=0.01, ha="left", **text)
         grid = figure.add_gridspec(len(tall), num, height_ratios=tall)
-        numbers = []
+        marks = {}
         for index, (name, rows) in enumerate(panels):
             panel = figure.add_subplot(grid[index // num, index % num], facecolor=paper)
             panel.set_title(_pages.short(name, 40), **text)
             if name in self.edges:
-                numbers.append(panel)
-                _draw_numbers(panel, rows, self.edges[name], colors, ink)
+                _draw_numbers(panel, rows, self.edges[name], style)
             else:
-                _draw_categories(panel, rows, colors, ink, rule)
+                _draw_categories(panel, rows, style)
+            handles, labels = panel.get_legend_handles_labels()
+            marks |= dict(zip(labels, handles, strict=True))
             panel.tick_params(colors=ink, labelsize=8)
             _pages.dress(panel, rule)
             panel.xaxis.set_major_formatter(lambda value, _: _pages.compact(value))
             panel.locator_params(axis="x", nbins=6)
-        if numbers:
-            handles = [
-                numbers[0].plot([], [], marker, color=colors[1 + i], markersize=4)[0]
-                for marker, i in _POINTS.values()
-            ]
-            place = {"loc": "upper right", "ncols": 3, "frameon": False}
-            figure.legend(handles, [*_POINTS], labelcolor=ink, fontsize=8, **place)
+        legend = {"labelcolor": ink, "fontsize": 8, "frameon": False}
+        legend |= {"loc": "outside lower left", "ncols": 3 * num}
+        for label in figure.legend(marks.values(), [*marks], **legend).get_texts():
+            label.set_parse_math(False)
         return figure
 
 
@@ -309,72 +325,80 @@ def _by(rows: Iterable[Row], field: str) -> list[tuple[str, list[Row]]]:
     return [(name, [*own]) for name, own in groups]
 
 
+def _is_shown(row: Row, edges: Sequence[float]) -> bool:
+    """Tells whether a number's interval is within its column's range, at one end."""
+    tolerance = 1e-6 * (edges[-1] - edges[0])
+    is_inside = row.low > edges[0] + tolerance or row.high < edges[-1] - tolerance
+    return is_inside or row.statistic in COUNTS
+
+
 def _draw_numbers(
-    panel: Any,
-    rows: list[Row],  # of the column in all groups
-    edges: Sequence[float],  # of the histogram's bins
-    colors: tuple[str, ...],
-    ink: str,  # the color of intervals
+    panel: Any, rows: list[Row], edges: Sequence[float], style: _pages.Style
 ) -> None:
     """Draws a numeric column on axes `panel`: each group's histogram and statistics."""
+    _, ink, rule, colors = style
     groups = _by(rows, "group")[:_MOST_LINES]
     for place, (_, own) in enumerate(groups):
         bins = [row for row in own if row.statistic == "histogram"]
-        counts = np.maximum([row.value for row in bins], 0.0)
-        bottom = -place + (0.3 if len(groups) > 1 else 0.16)
-        scale = _HIGH / max(counts.max(), 1.0)
-        filled = {"baseline": bottom, "fill": True, "alpha": 0.35}
-        panel.stairs(bottom + scale * counts, edges, color=colors[0], **filled)
-        middles = (np.asarray(edges[1:]) + np.asarray(edges[:-1])) / 2
-        ends = np.maximum([[row.low, row.high] for row in bins], 0.0)
-        panel.vlines(middles, *(bottom + scale * ends.T), color=ink, linewidth=0.7)
+        bottom = 0.3 - place
+        values, low, high = np.array([[x.value, x.low, x.high] for x in bins]).T
+        if np.max(values) <= np.max(high - values):  # noise is as high as all bins
+            middle, size = (edges[0] + edges[-1]) / 2, (edges[-1] - edges[0], bottom)
+            panel.bar(middle, _HIGH, *size, hatch="////", fc="none", ec=rule, lw=0)
+            text = {"color": ink, "fontsize": 8, "ha": "center", "va": "center"}
+            text["backgroundcolor"] = panel.get_facecolor()
+            panel.text(middle, bottom + _HIGH / 2, HIDDEN, **text)
+        else:
+            scale = _HIGH / high.max()
+            filled = {"baseline": bottom, "fill": True, "alpha": 0.35}
+            panel.stairs(bottom + scale * values, edges, color=colors[0], **filled)
+            middles = (np.asarray(edges[1:]) + np.asarray(edges[:-1])) / 2
+            ends = bottom + scale * low, bottom + scale * high
+            panel.vlines(middles, *ends, color=ink, linewidth=0.7)
         for name, (marker, index) in _POINTS.items():
             (row,) = (row for row in own if row.statistic == name)
-            at = bottom - 0.05 - (0.09 if len(groups) > 1 else 0.05) * index
-            _point(panel, row, at, colors[1 + index], marker)
-    names = [_pages.short(name, _MOST_LETTERS) for name, _ in groups]
-    places = [0.3 - place for place in range(len(groups))]
-    if len(groups) == 1:
-        names, places = [], []
-    panel.set_yticks(places, names, parse_math=False)
-    panel.set_ylim(-len(groups) + 1 - 0.02, 1.02 if len(groups) > 1 else 0.85)
+            at = bottom - 0.05 - 0.09 * index
+            mark = {"color": colors[1 + index], "marker": marker, "label": name}
+            _point(panel, row, at, edges, **mark)
+    if len(groups) > 1:
+        names = [_pages.short(name, _MOST_LETTERS) for name, _ in groups]
+        panel.set_yticks(0.3 - np.arange(len(groups)), names, parse_math=False)
+    else:
+        panel.set_yticks([])
+    panel.set_ylim(-len(groups) + 0.98, 1.02)
     panel.set_xlim(edges[0], edges[-1])
 
 
-def _draw_categories(
-    panel: Any, rows: list[Row], colors: tuple[str, ...], ink: str, rule: str
-) -> None:
+def _draw_categories(panel: Any, rows: list[Row], style: _pages.Style) -> None:
     """Draws counts of categories on axes `panel`, or with groups shares in each."""
-    # `ink` and `rule` are the colors of texts and of grid lines.
+    _, ink, rule, colors = style
     groups = _by(rows, "group")
     statistic = "count" if len(groups) == 1 else "share"
     groups = groups[: len(_MARKERS) * len(colors)]
     for index, (group, own) in enumerate(groups):
         marker, color = _MARKERS[index // len(colors)], colors[index % len(colors)]
-        label = _pages.short(group, _MOST_LETTERS)
-        panel.plot([], [], marker, color=color, label=label)
         shown = [row for row in own if row.statistic == statistic][:_MOST_LINES]
+        label = _pages.short(group, _MOST_LETTERS) if len(groups) > 1 else None
+        mark = {"color": color, "marker": marker, "label": label}
         apart = 0.7 * (index - (len(groups) - 1) / 2) / max(len(groups), 2)
         if len(groups) == 1:
-            values = [max(row.value, 0.0) for row in shown]
+            values = [row.value for row in shown]
             panel.barh(np.arange(len(shown)), values, 0.6, color=colors[0], alpha=0.35)
         for place, row in enumerate(shown):
-            _point(panel, row, place + apart, color, marker)
+            _point(panel, row, place + apart, _SHARES, **mark)
         names = [_pages.short(row.of, _MOST_LETTERS) for row in shown]
         panel.set_yticks(range(len(shown)), names, parse_math=False)
         panel.set_ylim(len(shown) - 0.4, -0.6)
     panel.set_xlim(left=0.0)
     panel.set_xlabel(statistic, fontsize=8, color=ink)
     panel.grid(axis="x", color=rule, linewidth=0.4, alpha=0.6)
-    if len(groups) > 1:
-        legend = panel.legend(fontsize=7, labelcolor=ink, framealpha=0.6)
-        legend.get_frame().set(facecolor=panel.get_facecolor(), edgecolor=rule)
-        for text in legend.get_texts():
-            text.set_parse_math(False)
 
 
-def _point(panel: Any, row: Row, at: float, color: str, marker: str) -> None:
-    """Draws a number with its interval, if the interval is finite."""
-    if math.isfinite(row.low) and math.isfinite(row.high):
+def _point(
+    panel: Any, row: Row, at: float, edges: Sequence[float], *, color: str, **mark: Any
+) -> None:
+    """Draws a number and its interval, unless noise hides them, with a mark."""
+    x, y = (row.value, at) if _is_shown(row, edges) else ([], [])
+    panel.plot(x, y, color=color, linestyle="", markersize=3.5, zorder=3, **mark)
+    if x != []:
         panel.hlines(at, row.low, row.high, color=color, linewidth=1.4)
-        panel.plot(row.value, at, marker, color=color, markersize=3.5, zorder=3)

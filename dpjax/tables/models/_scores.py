@@ -18,6 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import _validate
+from dpjax._lazy import as_html, to_frame
+from dpjax._rounding import digits
 from dpjax._tree import arrays
 from dpjax._types import ArrayLike, Key, RandomBytes
 from dpjax.losses import LinearLoss, squared
@@ -52,6 +54,10 @@ class Interval(NamedTuple):
     low: float
     high: float
 
+    def __str__(self) -> str:
+        value, low, high = map(digits, self)
+        return f"{value} ({low} to {high})"
+
 
 _NOTHING = Interval(0.0, 0.0, 0.0)
 _COIN = Interval(0.5, 0.5, 0.5)  # area under the ROC curve of a constant
@@ -78,6 +84,19 @@ class PrivateScores(NamedTuple):
     measures: list[Measure]
     calibration: list[tuple[float, float, Interval]]
     num_scored: float
+    to_frame, _repr_html_ = to_frame, as_html
+
+    def __repr__(self) -> str:
+        lines = (f"{name}, {of}: {Interval(*x)}" for name, of, *x in self._table()[1])
+        return "\n".join(lines)
+
+    def _table(self) -> tuple[list[str], list[tuple]]:
+        kinds = "model", "constant"
+        lines = [(x.name, of, *getattr(x, of)) for x in self.measures for of in kinds]
+        for low, high, share in self.calibration:
+            name = f"share of +1 where {low:.0%} to {high:.0%} is predicted"
+            lines.append((name, "model", *share))
+        return ["measure", "of", *Interval._fields], lines
 
 
 class Release:

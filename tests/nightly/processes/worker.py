@@ -36,7 +36,7 @@ def train(data, key=1, **options):
     solution = solvers.dp_gradient_descent(*problem, **options)
     stats = {name: float(x) for name, x in solution.stats.items()}
     params = np.asarray(solution.params).tolist()
-    return {"params": params, "privacy": repr(solution.privacy), "stats": stats}
+    return {"params": params, "privacy": repr(vars(solution.privacy)), "stats": stats}
 
 
 def error_of(function, *arguments, **options):

@@ -70,10 +70,9 @@ def shown_by(model, rows, targets, weights, exposure=None):
     shown = [vars(model), pickle.dumps(model)]
     names = "predict", "predict_proba", "decision_function"
     shown += [getattr(model, name)(NEW) for name in names if hasattr(model, name)]
-    if getattr(model, "intervals", False) and hasattr(model, "bands"):
-        shown += [model.bands()]
-    elif getattr(model, "intervals", False):
-        shown += [model.conf_int(), str(model.summary()), model.summary()._repr_html_()]
+    if getattr(model, "intervals", False):
+        ends = model.bands() if hasattr(model, "bands") else model.conf_int()
+        shown += [ends, str(model.summary()), model.summary()._repr_html_()]
     return shown
 
 

@@ -117,7 +117,7 @@ def test_standard_errors_are_those_of_the_coefficients():
     np.testing.assert_allclose(summary.standard_errors, expected, rtol=1e-6)
     np.testing.assert_allclose(summary.intervals[0], [67.1, 132.9], rtol=1e-3)
     rates = model(**ERRORS, link="log", target=COST).summary()
-    assert rates.rows[1][3:] == ["2.718", "2.234 to 3.307"]
+    assert rates.lines[1][4:] == ["2.718", "2.234 to 3.307"]
 
 
 test_errors_that_are_refused = refused(

@@ -64,6 +64,9 @@ def test_numbers_are_scored_in_their_unit():
     assert scores.measures[:-1] == again.measures
     assert scores.measures[2].model.value == pytest.approx(0.5 * 0.25, rel=0.1)
     assert (privacy.epsilon, privacy.delta) == (100.0, 5000**-1.1)
+    assert scores.to_frame().shape == (2 * len(scores.measures), 5)
+    assert repr(scores).count(", model: ") == len(scores.measures)
+    assert "<table" in scores._repr_html_()
     multiplier = privacy.dp_event.event.noise_multiplier
     spent = gaussian_epsilon(multiplier, privacy.delta, sensitivity=1.0, num_releases=2)
     assert spent == pytest.approx(100.0)

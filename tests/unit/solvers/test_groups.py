@@ -1,5 +1,6 @@
 """Private histograms, and counts, means and quantiles of groups."""
 
+import sys
 from unittest import mock
 
 import jax
@@ -27,6 +28,17 @@ def table(num_samples=20_000, seed=0):
     rng = np.random.default_rng(seed)
     groups = rng.choice(4, num_samples, p=SHARES)
     return 100 + PLACES[groups] + rng.standard_t(3, num_samples), groups
+
+
+def test_a_solution_is_a_table_and_its_guarantee_a_sentence(monkeypatch):
+    solution = group_means(*table())
+    frame, ends = solution.to_frame().set_index("name"), solution.interval()
+    assert frame.loc["means[3]"].tolist()[2:] == ends["means"][:, 3].tolist()
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    assert solution._repr_html_().endswith(solution.privacy._repr_html_())
+    assert (
+        repr(solution) == "<Solution: 8 released numbers, epsilon = 1, delta = 1e-05>"
+    )
 
 
 def test_counts_have_the_stated_noise():
