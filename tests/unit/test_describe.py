@@ -99,6 +99,22 @@ def test_a_description_reads_the_same_in_every_format(description):
     assert "http" not in page.replace("http-equiv", "")
 
 
+def test_a_table_of_two_columns_has_the_counts_and_means_of_each_cell(frame):
+    shown = described(frame, by="town, owns", epsilon=1e6)
+    groups = {x.group: x.value for x in shown.rows if x[0] + x[2] == "agemean"}
+    counts = {x.of: x.value for x in shown.rows if x[1:3] == ("(all)", "count")}
+    assert [*counts] == [*groups] == ["Ghent, true", "Lier, true", "(other)"]
+    names, ages = np.char.strip(frame["town"]), np.clip(frame["age"], 0.0, 100.0)
+    is_listed = np.isin(names, ["Ghent", "Lier"]) & frame["owns"]
+    cells = np.where(is_listed, np.char.add(names, ", true"), "(other)")
+    for name, count in counts.items():
+        assert count == np.sum(cells == name)
+        assert groups[name] == pytest.approx(ages[cells == name].mean(), rel=1e-4)
+    assert shown.to_frame().column.unique().tolist() == ["town, owns", "income", "age"]
+    assert "Ghent, true" in shown._repr_html_()
+    assert "156 numbers, n = 4,000, epsilon = 1e+06" in repr(shown)
+
+
 def test_what_noise_hides_is_no_number_and_no_bar(frame):
     few = {name: values[:20] for name, values in frame.items()}
     shown = described(few, by="town", epsilon=0.01)
@@ -119,6 +135,7 @@ def test_no_name_is_run_by_a_spreadsheet(description):
     assert f">{name}<" not in made.to_html()
 
 
+COMMA = Categorical(("x,y", "z"))
 KIND = Categorical(tuple(map(str, range(1024))))
 MANY = {"frame": dict.fromkeys("ab", np.ones(3)), "schema": dict.fromkeys("ab", KIND)}
 MANY |= {"by": "b"}
@@ -139,6 +156,8 @@ MANY |= {"by": "b"}
         ({"frame": {"age": np.ones((2, 2)), "town": np.ones(2)}}, "frame must be colu"),
         ({"frame": {"age": np.ones(0), "town": np.ones(0)}}, "n from 1 to 2"),
         (MANY, "at most 1,048,576 counts in column 'a'"),
+        ({"by": "town, town"}, "by must be a column of the schema with categories"),
+        ({"by": "town, a", "schema": {**SCHEMA, "a": COMMA}}, r"commas .*\['x,y'\]"),
     ],
 )
 def test_bad_arguments_are_refused(frame, changes, message):

@@ -380,7 +380,8 @@ class DescribeSettings(ReleaseOptions):
 
     schema: Path = of_data("The TOML file that declares its columns.", default=REQUIRED)
     by: str | None = of_data(
-        "A column of the schema with categories: its groups are described."
+        "A column of the schema with categories: its groups are described. Or several, "
+        "such as region,sex: their combinations are."
     )
     level: float = of_method(
         "The probability of each interval.", _validate.probability, default=0.95

@@ -8,6 +8,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import jax
@@ -74,8 +75,9 @@ def describe(
         key: a typed key.
         epsilon: privacy parameter of the whole description, positive.
         delta: privacy parameter in (0, 1); n^-1.1 by default.
-        by: a column of categories in the schema, which are the groups. Records without
-            a listed category form one more group.
+        by: a column of categories in the schema, which are the groups; or several with
+            commas between, such as "region, sex", whose combinations are the groups.
+            Records without a listed category form one more group.
         level: the probability of each interval.
         max_records: m, public. If n > m, m records are drawn without replacement and
             described with the budget of `accounting.Sample.budget`; delta n / m must be
@@ -147,7 +149,7 @@ def release(
     key: Key,
     epsilon: float,
     delta: float,
-    by: str | None,  # the column of groups
+    by: str | None,  # the column of groups, or columns
     level: float,  # the probability of each interval
     place: Place | None = None,
     num_samples: int,  # n of the table
@@ -164,6 +166,7 @@ def release(
     hold for the table's counts too: in the sample, a count of share p has at most the
     variance m p (1 - p) that is used. The guarantee is for the sample.
     """
+    schema, columns = _crossed(schema, columns, by)
     everyone = Groups.everyone(len(next(iter(columns.values()))), place)
     size = len(everyone.codes)
     kinds = _kinds_of(schema)
@@ -220,18 +223,46 @@ def check(schema: Mapping[str, Kind], by: str | None) -> None:
         rule = f"None, Numeric or Categorical for column {name!r}"
         _validate.require(isinstance(kind, Numeric | Categorical), "schema", kind, rule)
     known = [name for name, kind in kinds.items() if kind.categories]
-    rule = f"a column of the schema with categories, one of {known}"
-    _validate.require(by is None or by in known, "by", by, rule)
-    num_groups = 1 if by is None else len(kinds[by].categories) + 1
+    rule = f"a column of the schema with categories, one of {known}, or different ones"
+    names = _columns_of_groups(schema, by)
+    is_fine = {*names} <= {*known} and len({*names}) == len(names)
+    _validate.require(is_fine, "by", by, rule)
+    commas = [x for name in names[1:] for x in kinds[name].categories if "," in x]
+    rule = f"of columns without commas in their categories, which {commas} have"
+    _validate.require(not commas, "by", by, rule)
+    num_groups = math.prod(len(kinds[name].categories) for name in names) + 1
     for name, kind in kinds.items():
-        num_cells = 1 + (len(kind.categories) or _NUM_BINS)
-        num_cells *= 1 if name == by else num_groups
+        num_cells = 1 if name in names else 1 + (len(kind.categories) or _NUM_BINS)
+        num_cells *= num_groups if names else 1
         rule = f"of at most {_MOST_CELLS:,} counts in column {name!r}, for all groups"
         _validate.require(num_cells <= _MOST_CELLS, "schema", num_cells, rule)
 
 
 def _kinds_of(schema: Mapping[str, Kind]) -> dict[str, Any]:
     return {name: Numeric() if x is None else x for name, x in schema.items()}
+
+
+def _columns_of_groups(schema: Mapping[str, Kind], by: str | None) -> list[str]:
+    """Returns the columns that `by` names: none, one, or several with commas."""
+    names = [] if by is None else [by]
+    return names if by is None or by in schema else [x.strip() for x in by.split(",")]
+
+
+def _crossed(
+    schema: Mapping[str, Any], columns: Mapping[str, Column], by: str | None
+) -> tuple[Mapping[str, Any], Mapping[str, Column]]:
+    """Returns schema and columns, where one replaces several columns of groups."""
+    names = _columns_of_groups(schema, by)
+    if by is None or len(names) < 2:
+        return schema, columns
+    levels = [schema[name].categories for name in names]
+    indices = [schema[name].indices(columns[name]) for name in names]
+    is_listed = np.all(np.stack(indices) >= 0, axis=0)
+    cells = np.ravel_multi_index(indices, [*map(len, levels)], mode="clip")
+    combined = tuple(map(", ".join, itertools.product(*levels)))
+    kind = SimpleNamespace(categories=combined, indices=lambda column: column)
+    schema = {name: x for name, x in schema.items() if name not in names}
+    return {by: kind} | schema, {**columns, by: np.where(is_listed, cells, -1)}
 
 
 class Budget(NamedTuple):

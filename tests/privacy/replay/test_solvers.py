@@ -90,10 +90,12 @@ def descent(estimator=CLIPPING, **options):
 def description(data, key, i, **options):
     features, targets = data
     frame = {"x": features[:, 0], "y": targets, "by": features[:, 1] > 0}
+    frame["z"] = features[:, 0] > 0
     schema = {"x": Numeric(0, 2, limit=1), "y": None, "by": Categorical(("true",))}
+    schema["z"] = Categorical(("true", "false"))
     budget = {"epsilon": 1.0 + i, "delta": 1e-5}
-    one = dpjax.describe(frame, schema, key=key, by="by", **budget, **options)
-    shown = one.rows, one.edges, one.to_json(), one.to_html()
+    one = dpjax.describe(frame, schema, key=key, by="by, z", **budget, **options)
+    shown = one.rows, one.edges, one.to_json(), one.to_html(), one._repr_html_()
     return solvers.Solution(shown, one.privacy, {})
 
 
