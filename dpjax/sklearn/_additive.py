@@ -113,11 +113,13 @@ class _Additive(LinearEstimator):
         standard, curves, errors = self._standard, self._curves, self._errors
         place, dummy = 0, int(self._is_number.sum())
         for name, bends in zip(_tables.names_in(self), self._bends, strict=True):
+            spread = None
             if name in self._categories:
-                grid = self._categories[name]
-                own = slice(dummy, dummy + len(grid))
-                shape, dummy = Shape(grid, curves.slopes[own]), own.stop
-                spread = None if errors is None else errors.slopes[own]
+                own = slice(dummy, dummy + len(self._categories[name]))
+                shape = Shape(self._categories[name], curves.slopes[own])
+                dummy = own.stop
+                if errors is not None:
+                    spread = errors.slopes[own]
             else:
                 center, scale = standard.centers[place], standard.scales[place]
                 shape = Shape.of_number(
@@ -128,14 +130,13 @@ class _Additive(LinearEstimator):
                     limit=(standard.high[place] - center) / scale,
                     farthest=farthest,
                 )
-                scaled, spread = (shape.grid - center) / scale, None
                 if errors is not None:
+                    scaled = (shape.grid - center) / scale
                     spread = curves.errors(errors, self._correlations, place, scaled)
                 place += 1
-            values, spread = (
-                x if x is None else self._in_units(np.asarray(x, np.float64))
-                for x in (shape.values, spread)
-            )
+            if spread is not None:
+                spread = self._in_units(np.asarray(spread, np.float64))
+            values = self._in_units(np.asarray(shape.values, np.float64))
             yield name, shape._replace(values=values), spread
 
     @property

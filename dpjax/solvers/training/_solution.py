@@ -52,8 +52,8 @@ class Solution:
     to_frame, _repr_html_ = to_frame, as_html
 
     def __repr__(self) -> str:
-        number, cost = num_coordinates(self.params), self.privacy
-        stated = claim(cost.epsilon, cost.delta)
+        number = num_coordinates(self.params)
+        stated = claim(self.privacy.epsilon, self.privacy.delta)
         return f"<Solution: {number:,} released numbers, {stated}>"
 
     def _table(self) -> tuple[list[str], Any]:

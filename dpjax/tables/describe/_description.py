@@ -194,11 +194,8 @@ class Description:
             {k: x if isinstance(x, str) or math.isfinite(x) else None for k, x in cells}
             for cells in (row._asdict().items() for row in self.rows)
         ]
-        return {
-            "num_samples": self.num_samples,
-            "sample_size": self.sample_size,
-            "by": self.by,
-            "level": self.level,
+        names = "num_samples", "sample_size", "by", "level"
+        return {name: getattr(self, name) for name in names} | {
             "rows": rows,
             "edges": {name: list(edges) for name, edges in self.edges.items()},
             "costs": [cost._asdict() for cost in self.costs],

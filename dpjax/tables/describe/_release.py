@@ -75,9 +75,8 @@ def describe(
         key: a typed key.
         epsilon: privacy parameter of the whole description, positive.
         delta: privacy parameter in (0, 1); n^-1.1 by default.
-        by: a column of categories in the schema, which are the groups; or several with
-            commas between, such as "region, sex", whose combinations are the groups.
-            Records without a listed category form one more group.
+        by: a column of categories in the schema, which are the groups, or several, such
+            as "region, sex": their combinations. Other records form one more group.
         level: the probability of each interval.
         max_records: m, public. If n > m, m records are drawn without replacement and
             described with the budget of `accounting.Sample.budget`; delta n / m must be

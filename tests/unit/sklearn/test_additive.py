@@ -78,9 +78,8 @@ def test_a_plot_has_a_panel_for_each_column(model, monkeypatch):
     assert titles == ["age", "kind", "owns"]
     assert figure.axes[0].get_ylabel() == "log odds of yes"
     # The drawn ages are two released scales about the center, half of the grid.
-    drawn, grid = np.array(figure.axes[0].get_xlim()), model.shapes_["age"].grid
-    np.testing.assert_allclose(np.ptp(drawn), np.ptp(grid) / 2)
-    assert drawn.mean() == pytest.approx((grid[0] + grid[-1]) / 2)
+    ends = model.shapes_["age"].grid[[0, -1]]
+    assert figure.axes[0].get_xlim() == pytest.approx((ends + ends.mean()) / 2)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ImportError, match=r"dpjax\[experiments\]"):
         model.plot_shapes()
