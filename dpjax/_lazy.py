@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from html import escape
 from importlib import import_module, metadata
 from importlib.util import find_spec
@@ -65,10 +66,8 @@ def to_frame(self: Any) -> Any:
     return frames.DataFrame(dict(zip(names, map(list, columns), strict=True)))
 
 
-def as_html(self: Any) -> str:
-    """Returns the data frame of a result as HTML for notebooks, or else its text."""
+def as_html(self: Any) -> str | None:
+    """Returns the data frame of a result as HTML for a notebook; None: it has none."""
     below = f"<p>{escape(str(getattr(self, 'privacy', '')))}</p>"
-    try:
+    with suppress(ImportError):
         return to_frame(self)._repr_html_() + below
-    except ImportError:
-        return f"<pre>{escape(repr(self))}</pre>{below}"

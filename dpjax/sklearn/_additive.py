@@ -103,23 +103,21 @@ class _Additive(LinearEstimator):
         )
         return np.asarray(self._curves.predict(self._design(features)), np.float64)
 
-    def _terms(self, farthest: float) -> Iterator[tuple[Any, Shape, Any]]:
+    def _terms(self) -> Iterator[tuple[Any, Shape, Any]]:
         """Yields each column's name, its `Shape`, and standard errors (m,) or None.
 
         They are in the unit of the target or score. A `Shape` is zero at the center of
-        a column of numbers, and without a range it ends `farthest` scales from there.
+        a column of numbers.
         """
         check_is_fitted(self)
         standard, curves, errors = self._standard, self._curves, self._errors
         place, dummy = 0, int(self._is_number.sum())
         for name, bends in zip(_tables.names_in(self), self._bends, strict=True):
-            spread = None
             if name in self._categories:
-                own = slice(dummy, dummy + len(self._categories[name]))
-                shape = Shape(self._categories[name], curves.slopes[own])
-                dummy = own.stop
-                if errors is not None:
-                    spread = errors.slopes[own]
+                grid = self._categories[name]
+                own = slice(dummy, dummy + len(grid))
+                shape, dummy = Shape(grid, curves.slopes[own]), own.stop
+                spread = None if errors is None else errors.slopes[own]
             else:
                 center, scale = standard.centers[place], standard.scales[place]
                 shape = Shape.of_number(
@@ -128,21 +126,22 @@ class _Additive(LinearEstimator):
                     center=center,
                     scale=scale,
                     limit=(standard.high[place] - center) / scale,
-                    farthest=farthest,
                 )
+                spread = None
                 if errors is not None:
                     scaled = (shape.grid - center) / scale
                     spread = curves.errors(errors, self._correlations, place, scaled)
                 place += 1
-            if spread is not None:
-                spread = self._in_units(np.asarray(spread, np.float64))
-            values = self._in_units(np.asarray(shape.values, np.float64))
+            values, spread = (
+                None if x is None else self._in_units(np.asarray(x, np.float64))
+                for x in (shape.values, spread)
+            )
             yield name, shape._replace(values=values), spread
 
     @property
     def shapes_(self) -> dict[Any, Shape]:
         """Returns the contribution of each column to the score, by name or index."""
-        return {name: shape for name, shape, _ in self._terms(_pages.FARTHEST)}
+        return {name: shape for name, shape, _ in self._terms()}
 
     def bands(self, alpha=0.05):
         """Returns confidence bands for `shapes_`, after a fit with `intervals`.
@@ -162,10 +161,7 @@ class _Additive(LinearEstimator):
         Raises:
             ValueError: As for `DPLinearRegression.conf_int`.
         """
-        return self._bands(_pages.FARTHEST, alpha)
-
-    def _bands(self, farthest: float, alpha: float) -> dict[Any, Any]:
-        terms = [*self._terms(farthest)]
+        terms = [*self._terms()]
         _validate.probability(alpha=alpha)
         if self._errors is None:
             raise ValueError("intervals must be True before fit, got False.")
@@ -177,33 +173,28 @@ class _Additive(LinearEstimator):
     def summary(self, alpha=0.05):
         """Returns a table of `bands`, which prints and shows in notebooks.
 
-        It has the numbers of each curve as `plot_shapes` draws it, and each category.
         With a log or a logit link it also has the factor of the mean or the odds. It
         states the guarantee; `alpha`, costs and errors are as for `bands`.
         """
         self.bands(alpha)  # raises if it has none
-        names, terms, (factor, notes) = [], [*self._terms(_pages.USUAL)], self._factor
+        names, terms, (factor, notes) = [], [*self._terms()], self._factor
         for name, (grid, _), _ in terms:
             shown = map(digits, grid) if grid.dtype.kind == "f" else grid
             names += [f"{name} = {x}" for x in shown]
         values = np.concatenate([shape.values for _, shape, _ in terms])
         errors = np.concatenate([errors for *_, errors in terms])
-        note = "A coefficient is the difference from the center of the column, or from "
-        notes = [*notes, note + "a category that is not listed."]
-        title, text = type(self).__name__, str(self.privacy_)
+        note = "A coefficient compares with the column's center, or with no category."
+        title, text, notes = type(self).__name__, str(self.privacy_), [*notes, note]
         return Summary(title, names, values, errors, text, factor, 1 - alpha, notes)
 
     def plot_shapes(self) -> Any:
         """Draws each of `shapes_` in a panel, with its band; needs matplotlib.
 
-        A curve is drawn over the public range of its column, or two released scales.
-
         Returns:
             A `matplotlib.figure.Figure`, which has `savefig`.
         """
-        shapes = {name: shape for name, shape, _ in self._terms(_pages.USUAL)}
-        bands = {} if self._errors is None else self._bands(_pages.USUAL, 0.05)
-        return _pages.plot(shapes, *self._axis, bands=bands)
+        bands = {} if self._errors is None else self.bands()
+        return _pages.plot(self.shapes_, *self._axis, bands=bands)
 
     @property
     def _axis(self) -> tuple[list[str], str]:
@@ -233,7 +224,8 @@ class DPAdditiveClassifier(_Additive, Classifier):
         shapes_: a mapping from columns to `(grid, values)`. The values are what the
             column adds to the log odds of `classes_[1]`, shape (m,), or to the score of
             each class, shape (m, K). The grid holds numbers, between which the curve is
-            linear, or all categories.
+            linear, or all categories. Without a declared range within four scales of
+            the center it ends two scales from there.
         feature_ranges_: as for `DPLinearRegression`, for columns of numbers only.
 
     Other parameters and attributes are as for `DPLogisticRegression`.

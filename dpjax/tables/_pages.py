@@ -20,9 +20,9 @@ from dpjax._lazy import optional
 from dpjax.tables.io._untrusted import harmless, printable
 
 _NUMBER = re.compile(r"-?\d|-?inf\b|hidden by noise|$")
-# Without a range within the first number of scales from its center a curve goes so far,
-# and its plot as far as the second: most records are within two scales.
-FARTHEST, USUAL = 4.0, 2.0
+# A grid ends at the range of its column, if that is within the first number of scales
+# from the center, else at the second: most records are within two scales.
+_FARTHEST, _USUAL = 4.0, 2.0
 # Sizes in a plot, in inches: a panel of one column of four, the space around its axes,
 # and the space for a category's name.
 _WIDTH, _HEIGHT, _GAP, _LEFT, _TITLE, _BELOW = 2.9, 1.7, 0.3, 0.9, 0.35, 0.35
@@ -147,15 +147,13 @@ class Shape(NamedTuple):
         center: float,  # in the user's units
         scale: float,  # in the user's units
         limit: float,  # half the column's range, or infinite
-        farthest: float,  # where the curve ends if the limit is above `FARTHEST`
     ) -> "Shape":
         """Returns a numeric column's curve, for a plot: at knots and at (near) ends.
 
         All but center and scale are in scales from the center, (x - center) / scale.
         """
-        high = limit if limit <= FARTHEST else farthest
-        low = -high
-        grid = np.sort([low, *(knot for knot in knots if low < knot < high), high])
+        end = limit if limit <= _FARTHEST else _USUAL
+        grid = np.sort([-end, *(knot for knot in knots if abs(knot) < end), end])
         return cls(center + scale * grid, np.asarray(curve(grid), np.float64))
 
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import operator
 import statistics
 from functools import partial
 from typing import Any, cast
@@ -66,8 +65,8 @@ class Solution:
         trees = {"value": self.params}
         if self.standard_errors is not None:
             ends, trees["standard_error"] = self.interval(), self.standard_errors
-            trees["low"] = jax.tree.map(operator.itemgetter(0), ends)
-            trees["high"] = jax.tree.map(operator.itemgetter(1), ends)
+            trees["low"] = jax.tree.map(lambda x: x[0], ends)
+            trees["high"] = jax.tree.map(lambda x: x[1], ends)
         flat = ([*map(np.ravel, jax.tree.leaves(x))] for x in trees.values())
         return ["name", *trees], zip(names, *map(np.concatenate, flat), strict=True)
 

@@ -77,7 +77,7 @@ def figure_of(model: Model, *, is_dark: bool = False) -> Any:
     """
     stated = claim(model.privacy.epsilon, model.privacy.delta)
     label, effect, _ = _words_of(model)
-    shapes = model.shapes(_pages.USUAL)
+    shapes = model.shapes()
     for name, kind in model.columns.items():
         if kind.categories:
             shapes[name] = shapes[name]._replace(grid=np.array(labels_of(kind)))

@@ -251,8 +251,8 @@ class Description:
         panels.sort(key=lambda panel: panel[0] not in self.edges)  # numbers come first
         heights = []
         for name, rows in panels:
-            num_groups = min(len({row.group for row in rows}), _MOST_LINES)
-            num_names = min(len({row.of for row in rows}), _MOST_LINES)
+            levels = {row.group for row in rows}, {row.of for row in rows}
+            num_groups, num_names = (min(len(x), _MOST_LINES) for x in levels)
             thin = _THIN * max(1.0, 0.35 * min(num_groups, 12)) * num_names
             needed = _LINE * num_groups if name in self.edges else thin
             heights.append(max(_TALL, needed) + _AROUND)

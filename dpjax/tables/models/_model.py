@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from dpjax import _validate
-from dpjax.tables._pages import FARTHEST, Shape
+from dpjax.tables._pages import Shape
 from dpjax.tables._statement import Statement, stored_arrays
 from dpjax.tables._summary import Summary, errors_of_sums, units_matrix
 from dpjax.tables.columns._kinds import BoundedColumn, Categorical, Numeric, encode
@@ -286,21 +286,18 @@ class Model:
         pairs = [(kind.center, kind.scale) for kind in kinds]
         return self._units()[0] * units_matrix(*np.reshape(pairs, (-1, 2)).T)
 
-    def shapes(self, farthest: float = FARTHEST) -> dict[str, Shape]:
+    def shapes(self) -> dict[str, Shape]:
         """Returns the contribution of every column, as a function in its units.
 
         It is added to the target, to the log odds, or to the logarithm of the mean. It
         is zero at the center of a numeric column, and for the reference or an unlisted
         category.
 
-        Args:
-            farthest: how many scales from its center a curve ends, if its column has no
-                limit up to 4; positive.
-
         Returns:
             `(grid, values)` by the names of columns, each of shape (m,). Contributions
-            are linear between the numbers of a grid. The grid of a column of categories
-            lists them all.
+            are linear between the numbers of a grid, which ends at the limit of its
+            column, or if that is above four scales, two scales from the center. The
+            grid of a column of categories lists them all.
         """
         terms, (unit, _), shapes, place = self._numbers, self._units(), {}, 0
         for key, kind in self.columns.items():
@@ -314,7 +311,6 @@ class Model:
                     center=kind.center,
                     scale=kind.scale,
                     limit=kind.limit,
-                    farthest=farthest,
                 )
             shapes[key] = shape._replace(values=unit * shape.values)
             place += len(kind.names(key))

@@ -132,19 +132,19 @@ test_errors_that_are_refused = refused(
 def test_curves_predict_as_they_are_shown():
     made = model(params=BENT)
     (grid, values), (towns, of_towns) = made.shapes().values()
-    assert grid.tolist() == [-4, 0, 4, 8, 12]  # four scales from the center
-    assert values.tolist() == [-500, -100, 0, 500, 900]
+    assert grid.tolist() == [0, 4, 8]  # two scales from the center
+    assert values.tolist() == [-100, 0, 500]
     assert (towns.tolist(), of_towns.tolist()) == (["Ghent", "Lier"], [100, -100])
     assert made.constant == 350
     by_hand = 350 + np.interp([6, 4, 4], grid, values) + [100, 0, -100]
     assert made.predict(TABLE).tolist() == by_hand.tolist() == [700, 350, 250]
     straight = model().shapes()
-    assert straight["rooms"].grid.tolist() == [-4, 12]
-    assert straight["rooms"].values.tolist() == [-800, 800]
+    assert straight["rooms"].grid.tolist() == [0, 8]
+    assert straight["rooms"].values.tolist() == [-400, 400]
     held = model(columns={"rooms": Numeric(4, 2, 0.5), "town": TOWN}).shapes()
     assert held["rooms"].grid.tolist() == [3, 5]
     odds = model(params=BENT, link="log", target=COST)
-    assert odds.shapes()["rooms"].values[-1] == 9
+    assert odds.shapes()["rooms"].values[-1] == 5
     assert odds.constant == pytest.approx(np.log(100) + 0.5)
     with pytest.raises(ValueError, match="params must be weights: of an additive"):
         made.coefficients()
