@@ -153,6 +153,8 @@ def numbers(tree: Any, name: str, rule: str = "numbers") -> Any:
     def array(x: Any) -> Any:
         if isinstance(x, jax.Array | jax.ShapeDtypeStruct | int | float | complex):
             return x
+        advice = "dense: call toarray() of a sparse matrix"
+        require(not hasattr(x, "toarray"), name, type(x).__name__, advice)
         x = np.asanyarray(x)
         if x.dtype == np.bool_ or jax.numpy.issubdtype(x.dtype, jax.numpy.number):
             return x

@@ -1,7 +1,7 @@
 """Additive models for classes and for numbers, with a curve for every column."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, Literal
 
@@ -20,6 +20,7 @@ from dpjax.sklearn._classifier import Classifier
 from dpjax.sklearn._linear import LinearEstimator, parameters
 from dpjax.sklearn._regressors import Unit, WithExposure
 from dpjax.solvers import Curves, dp_additive_model
+from dpjax.solvers.training._curves import Direction
 from dpjax.tables import _pages
 from dpjax.tables._pages import Shape
 from dpjax.tables._summary import Summary, interval_of
@@ -38,6 +39,7 @@ class _Additive(LinearEstimator):
 
     categorical_features: Any = _tables.FROM_DTYPE
     intervals: bool = False
+    monotone: Mapping[Any, Direction] | None = None
     _errors = _correlations = None  # None without `intervals`
 
     def _check(self, X: Any) -> tuple[np.ndarray, float, float, Key]:
@@ -52,7 +54,19 @@ class _Additive(LinearEstimator):
         # A column of booleans has a straight line, because a curve needs more values.
         is_truth = [kinds.get(name, "").startswith("bool") for name in names]
         self._bends = ~np.array(is_truth)
+        self._check_monotone()
         return checked
+
+    def _check_monotone(self) -> None:
+        given, places = self.monotone or {}, dict(self._places())
+        columns = [name for name in places if name not in self._categories]
+        rule = f"None with intervals, else a mapping from columns of numbers, {columns}"
+        is_fine = isinstance(given, Mapping) and given.keys() <= {*columns}
+        is_fine = is_fine and not (given and self.intervals)
+        _validate.require(is_fine, "monotone", given, rule)
+        for name, direction in given.items():
+            _validate.choice(Direction, **{f"monotone[{name!r}]": direction})
+        self._directions = {places[name]: word for name, word in given.items()}
 
     def _fit_scores(self, loss, features, targets, weights, offsets=None, **release):
         """Releases a curve for each numeric column and a weight for each category."""
@@ -78,9 +92,9 @@ class _Additive(LinearEstimator):
             **options,
         )
         _tables.set_mean_weight(self, solution.stats, len(features))
+        curves = solution.params.monotone(self._directions)
         self._curves, self._errors, self._correlations = jax.tree.map(
-            np.asarray,
-            (solution.params, solution.standard_errors, solution.correlations),
+            np.asarray, (curves, solution.standard_errors, solution.correlations)
         )
 
     def _design(self, features: np.ndarray) -> np.ndarray:
@@ -219,6 +233,9 @@ class DPAdditiveClassifier(_Additive, Classifier):
         intervals: whether curves have bands, see `bands`. This needs `classes` of two
             labels. Bands cost a share of the budget, and curves then have at most five
             knots.
+        monotone: a mapping from columns of numbers to "increasing" or "decreasing", for
+            curves without bands (`Curves.monotone`). This costs no privacy. It needs
+            `classes` of two labels; "increasing" is for the log odds of `classes_[1]`.
 
     Attributes:
         shapes_: a mapping from columns to `(grid, values)`. The values are what the
@@ -280,6 +297,7 @@ class DPAdditiveRegressor(_Additive, WithExposure):
         target_range: with "poisson" and "gamma", as for `DPPoissonRegressor`.
         max_exposure: as for `DPPoissonRegressor`, with "poisson" and "gamma" only.
         intervals: whether curves have bands, as for `DPAdditiveClassifier`.
+        monotone: as for `DPAdditiveClassifier`, with any loss.
 
     Attributes:
         shapes_: as for `DPAdditiveClassifier`, but values, shape (m,), are what the

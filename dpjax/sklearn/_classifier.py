@@ -4,15 +4,14 @@ import math
 from typing import Any
 
 import numpy as np
-from dp_accounting import UnsupportedDpEvent
 from scipy.special import log_expit, log_softmax
 from sklearn.base import ClassifierMixin
 
 from dpjax import _keys, _validate, losses
-from dpjax.accounting import PrivacyGuarantee
 from dpjax.sklearn import _labels, _linear, _tables
 from dpjax.solvers.statistics._noisy_mean import one_gaussian
 from dpjax.solvers.statistics._scales import Standard
+from dpjax.solvers.training._calibration import unsupported
 from dpjax.tables import _progress
 
 
@@ -37,8 +36,9 @@ class Classifier(ClassifierMixin, _linear.LinearEstimator):
         num_samples, num_features = features.shape
         classes = None if self.classes is None else _labels.declared(self.classes)
         is_pair = classes is not None and len(classes) == 2
-        rule = "a list of two labels if intervals is True"
-        _validate.require(is_pair or not self.intervals, "classes", self.classes, rule)
+        rule = "a list of two labels with intervals or monotone"
+        is_fine = is_pair or not (self.intervals or self.monotone)
+        _validate.require(is_fine, "classes", self.classes, rule)
         labels = _tables.column_of(self, y, features)
         if classes is not None:
             _labels.check_kind(y, classes)
@@ -58,9 +58,8 @@ class Classifier(ClassifierMixin, _linear.LinearEstimator):
                 log_probability=math.log(_labels.DELTA_SHARE * delta) - epsilon,
             )
             noise_multiplier /= math.sqrt(1 - share)
-            privacy = PrivacyGuarantee.of(
-                epsilon, delta, dp_event=UnsupportedDpEvent(), num_samples=num_samples
-            )
+            if epsilon < math.inf:
+                privacy = unsupported(epsilon, delta, num_samples)
         places = _labels.indices(labels, classes)
         weights = np.where(places < 0, 0.0, weights)
         is_binary = len(classes) == 2

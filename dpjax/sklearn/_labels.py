@@ -116,6 +116,8 @@ def release_labels(
     known = zip(distinct, totals, strict=True)
     counts = {label: n for label, n in known if not isinstance(label, tuple)}
     stddev = math.sqrt(2) * noise_multiplier
+    # At epsilon = inf, where the probability is zero, all labels pass.
+    log_probability = 0.0 if log_probability == -math.inf else log_probability
     threshold = (1 - stddev * ROUNDED_UP * ndtri_exp(log_probability)) * ROUNDED_UP
     passed = passing(key, counts, stddev, threshold) or [0]
     kinds = {type(label) for label in passed}

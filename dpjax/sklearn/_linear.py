@@ -47,6 +47,7 @@ class PrivateEstimator(BaseEstimator):
     delta: float | None = None
     max_weight: float | None = None
     random_state: int | str | None = None
+    fit_intercept = True  # for subclasses without the option
 
     def __sklearn_tags__(self):
         tags = super().__sklearn_tags__()
@@ -58,7 +59,7 @@ class PrivateEstimator(BaseEstimator):
         clone = super().__sklearn_clone__()
         number = _CLONES[clone] = _CLONES.setdefault(self, [0])
         number[0] += 1
-        if number[0] == 2:
+        if number[0] == 2 and self.epsilon != math.inf:
             warnings.warn(
                 f"{type(self).__name__} is cloned again, as cross_val_score, "
                 "GridSearchCV and MultiOutputRegressor do. Every fit of a clone spends "
@@ -79,7 +80,7 @@ class LinearEstimator(PrivateEstimator):
     privacy_: PrivacyGuarantee
     _categories: Mapping[Any, np.ndarray] = MappingProxyType({})
     mean_weight_: float | None = None  # None if it is not released
-    intervals = False  # for subclasses without intervals
+    intervals, monotone = False, None  # for subclasses without these options
     bse_ = None  # standard errors, or None without `intervals`
 
     @property
@@ -89,8 +90,9 @@ class LinearEstimator(PrivateEstimator):
 
     def _check(self, X: Any) -> tuple[np.ndarray, float, float, Key]:
         """Checks all parameters, and returns the features, epsilon, delta and a key."""
-        is_bool = isinstance(self.intervals, bool)
-        _validate.require(is_bool, "intervals", self.intervals, "a bool")
+        for name in ("intervals", "fit_intercept"):
+            value = getattr(self, name)
+            _validate.require(isinstance(value, bool), name, value, "a bool")
         checked = _tables.checked(self, X, self._categories)
         _tables.ranges_of(self)
         return checked
@@ -118,17 +120,20 @@ class LinearEstimator(PrivateEstimator):
             features, weights, _tables.ranges_of(self), **release
         )
         rows = standard.of(features)
-        rows = np.concatenate([rows, np.ones_like(rows[:, :1])], axis=1)
+        if self.fit_intercept:
+            rows = np.concatenate([rows, np.ones_like(rows[:, :1])], axis=1)
         solution = dp_linear_model(
             loss,
             (rows, targets.astype(np.float32)),
-            intercept=-1,
+            intercept=-1 if self.fit_intercept else None,
             offsets=offsets,
             intervals=self.intervals,
             **options,
         )
         # <w, (x - center) / scale> + b is a linear function of x in the user's units.
         params = np.asarray(solution.params, np.float64)
+        if not self.fit_intercept:  # then centers are zero
+            params = np.concatenate([params, np.zeros_like(params[:1])])
         _tables.set_mean_weight(self, solution.stats, len(features))
         self._set_standard(standard)
         self.coef_ = (params[:-1].T / standard.scales).T
@@ -136,7 +141,8 @@ class LinearEstimator(PrivateEstimator):
         errors, correlations = solution.standard_errors, solution.correlations
         self.bse_ = None
         if errors is not None and correlations is not None:
-            matrix = units_matrix(standard.centers, standard.scales)
+            size = len(errors)  # without an intercept the last row is left out
+            matrix = units_matrix(standard.centers, standard.scales)[:size, :size]
             self.bse_ = errors_of_sums(matrix, errors, correlations)
 
     def _prepared(
@@ -163,6 +169,8 @@ class LinearEstimator(PrivateEstimator):
         key, scale_key = _keys.split(key)
         low, high = ranges
         standard = Standard.of_ranges(low, high)
+        if not self.fit_intercept:
+            standard = standard._replace(centers=0 * low, scales=np.maximum(-low, high))
         is_open = np.isnan(low)
         share = scales_share(
             len(features), is_open.sum(), noise_multiplier, least=_LEAST_SHARE
@@ -174,6 +182,7 @@ class LinearEstimator(PrivateEstimator):
                 features[:, is_open],
                 noise=Noise(noise_multiplier).part(share),
                 weights=weights,
+                is_centered=self.fit_intercept,
             )
         for known, part in zip(standard, released, strict=True):
             known[is_open] = part
@@ -202,9 +211,10 @@ class WithIntervals(LinearEstimator):
     """Shows the coefficients of a fit with `intervals`, as statsmodels does."""
 
     intervals: bool = False
+    fit_intercept: bool = True
 
     def conf_int(self, alpha=0.05):
-        """Returns intervals for `coef_` and, last, `intercept_`, shape (d + 1, 2).
+        """Returns intervals for the numbers of `bse_`, in this order, shape (m, 2).
 
         They cost no privacy, and are infinite where no finite interval is valid.
         `dp_linear_model` says what they cover.
@@ -236,7 +246,7 @@ class WithIntervals(LinearEstimator):
                 f"The budget shows no scale of {', '.join(unknown)}: coefficients are "
                 "for cells clipped to [-1, 1]."
             )
-        title, names = type(self).__name__, [*names, "intercept"]
+        title, names = type(self).__name__, [*names, "intercept"][: len(values)]
         text = str(self.privacy_)
         return Summary(title, names, values, errors, text, factor, 1 - alpha, notes)
 
@@ -245,4 +255,5 @@ class WithIntervals(LinearEstimator):
         _validate.probability(alpha=alpha)
         if self.bse_ is None:
             raise ValueError("intervals must be True before fit, got False.")
-        return np.append(self.coef_, self.intercept_), self.bse_
+        estimates = np.append(self.coef_, self.intercept_)
+        return estimates[: len(self.bse_)], self.bse_

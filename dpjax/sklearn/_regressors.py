@@ -32,6 +32,7 @@ _MOMENT = 4.0
 # The noisy mean weight is a divisor, so it is raised to so many standard deviations of
 # its noise, but at most to this share of the largest weight.
 _CLEAR_WEIGHT, _LEAST_WEIGHT = 3.0, 0.05
+_MOST_EPSILON = 1e20  # replaces inf where the truncation depends on it
 _BEYOND = 1e40  # above `_LARGEST` in any released unit, and no division overflows
 
 
@@ -68,6 +69,8 @@ def in_unit(
     if model.target_range is not None:
         low, high = ends = _tables.interval("target_range", model.target_range)
         unit = Unit((low + high) / 2, (high - low) / 2, 0.0)
+        if not model.fit_intercept:
+            unit = Unit(0.0, max(-low, high), 0.0)
         if is_amount:
             rule = "a pair (low, high) with high above zero"
             _validate.require(high > 0, "target_range", ends, rule)
@@ -87,7 +90,7 @@ def in_unit(
             rates[:, None],
             noise=Noise(noise_multiplier).part(share),
             weights=weights,
-            is_centered=not is_amount,
+            is_centered=model.fit_intercept and not is_amount,
         )
         unit = Unit(float(scales.centers[0]), float(scales.scales[0]), share)
     targets = np.clip(targets, low, high)
@@ -153,6 +156,10 @@ class Regressor(RegressorMixin, _linear.LinearEstimator):
         total, privacy = one_gaussian(epsilon, delta, len(features))
         known = loss, targets, weights, offsets
         targets, unit, key = in_unit(self, *known, key=key, noise_multiplier=total)
+        if loss.has_log_link and not self.fit_intercept:
+            # Means are exp(coef·x) for an exposure of one, in the user's unit.
+            level = math.log(self._largest or 1.0) - math.log(unit.scale)
+            offsets = np.full(len(targets), level) + (0 if offsets is None else offsets)
         # The model gets the share of the budget that the unit of the target leaves.
         self._fit_scores(
             loss,
@@ -185,11 +192,13 @@ class DPLinearRegression(_linear.WithIntervals, Regressor):
     """Private least squares regression on columns in any units.
 
     Args:
-        epsilon: privacy parameter of everything that `fit` sets, positive.
+        epsilon: privacy parameter of everything that `fit` sets, positive. inf: there
+            is no privacy, and noise is lost in the rounding of float32.
         delta: privacy parameter of everything that `fit` sets, in (0, 1). None: n^-1.1.
-        feature_ranges: public ranges: a pair (low, high) for all columns, or a mapping
-            to such pairs from the names of columns, or from their indices if they have
-            no names. Centers and scales of the other columns are released.
+        feature_ranges: public ranges: a pair (low, high) of numbers for all columns, or
+            of arrays (d,); an array (d, 2), where rows of NaN are not public; or a
+            mapping to pairs from the names of columns, or from their indices if they
+            have no names. Centers and scales of the other columns are released.
         target_range: the public range (low, high) of the target. None: its center and
             scale are released.
         max_weight: the largest sample weight, public. Weights are clipped to it, and a
@@ -197,14 +206,18 @@ class DPLinearRegression(_linear.WithIntervals, Regressor):
         random_state: None takes a key from the operating system, "chacha20" a key of
             256 bits (`mechanisms.secret_key`), and an int, for tests, a fixed key.
         intervals: whether to release standard errors, which cost a share of the budget.
+        fit_intercept: whether the prediction where all features are zero is fitted.
+            False: it is zero, and so are all centers.
 
     Attributes:
         coef_: coefficients in units of the target per unit of a feature, shape (d,).
         intercept_: the prediction where all features are zero.
-        bse_: standard errors of `coef_` and, last, of `intercept_`, shape (d + 1,).
-            They are infinite where no finite interval is valid. None without intervals.
+        bse_: standard errors of `coef_` and, last, of a fitted `intercept_`, shape
+            (d + 1,) or (d,). They are infinite where no finite interval is valid. None
+            without intervals.
         mean_weight_: the private mean of weight / max_weight; without weights, the
-            share of records with a target. None with a Huber loss or an exposure.
+            share of records with a target. None with a Huber loss, with an exposure or
+            without an intercept.
         privacy_: the `PrivacyGuarantee` of one fit.
         feature_ranges_: the ranges, shape (d, 2), to which cells are clipped: as given,
             or a hundred scales around a released center. [-1, 1] if noise hides a
@@ -307,7 +320,7 @@ class DPMeanRegressor(RegressorMixin, _linear.PrivateEstimator):
             truncation = SmoothedTruncation.for_moment(
                 _MOMENT,
                 num_samples=len(targets),
-                epsilon=epsilon * math.sqrt(1 - unit.share),
+                epsilon=min(epsilon, _MOST_EPSILON) * math.sqrt(1 - unit.share),
                 delta=delta,
             )
             limit = float(truncation.limit)
@@ -387,8 +400,8 @@ class LogLinkRegressor(WithExposure):
 
     def _set_unit(self, unit: Unit) -> None:
         # Coefficients were fitted for the largest exposure.
-        self.intercept_ = float(self.intercept_) + math.log(unit.scale)
-        self.intercept_ -= math.log(self._largest or 1.0)
+        level = math.log(unit.scale) - math.log(self._largest or 1.0)
+        self.intercept_ = float(self.intercept_) + (level if self.fit_intercept else 0)
 
     def predict(self, X, exposure=None):
         """Returns means in the unit of the target, shape (n,).
@@ -416,7 +429,7 @@ class DPPoissonRegressor(_linear.WithIntervals, LogLinkRegressor):
         coef_: the change of the logarithm of the mean if a feature grows by one unit,
             shape (d,).
         intercept_: the logarithm of the mean if all features are zero, in the unit of
-            the target and for an exposure of one.
+            the target and for an exposure of one; 0 unless it is fitted.
 
     Other parameters and attributes are as for `DPLinearRegression`.
 
@@ -495,6 +508,7 @@ class DPTweedieRegressor(LogLinkRegressor):
     """
 
     power: float = 1.5
+    fit_intercept: bool = True
 
     def _loss(self) -> LinearLoss:
         is_fine = 1 < self.power < 2

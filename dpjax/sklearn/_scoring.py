@@ -47,7 +47,7 @@ def score_privately(
         model: a fitted estimator, or a pipeline that ends in a fitted estimator.
         X: shape (m, d), as for the model's `predict`.
         y: shape (m,), targets or labels. A missing target or label has no weight.
-        epsilon: privacy parameter of the scores, positive.
+        epsilon: privacy parameter of the scores, positive. inf: no privacy.
         delta: privacy parameter of the scores, in (0, 1). None: m^-1.1.
         baseline: a fitted estimator of the same kind, with the same classes, such as
             `DPMeanRegressor`. None: the released shares of the labels for a classifier;
@@ -87,7 +87,7 @@ def score_privately(
         As for `dpjax.models.private_scores`. McSherry (2009), "Privacy integrated
         queries", Theorem 4, for parallel composition.
     """
-    _validate.positive(epsilon=epsilon)
+    _validate.above_zero(epsilon=epsilon)  # inf: no privacy
     targets = as_column(y)
     check_consistent_length(X, targets)
     shares = None if exposure is None else _shares(exposure, model, baseline, targets)

@@ -37,7 +37,7 @@ def checked(
     """Checks X and the options; returns features (n, d), epsilon, delta and a key."""
     # Each `fit` begins so. `features_of` converts X; delta defaults to n^-1.1.
     features = features_of(model, X, is_new=True, categories=categories)
-    _validate.positive(epsilon=model.epsilon)
+    _validate.above_zero(epsilon=model.epsilon)  # inf: no privacy
     delta = default_delta(len(features)) if model.delta is None else model.delta
     _validate.probability(delta=delta)
     _validate.positive(max_weight=largest_weight(model))
@@ -293,5 +293,17 @@ def ranges_of(model: Any) -> tuple[np.ndarray, np.ndarray]:
             index = names.index(name)
             low[index], high[index] = interval(f"feature_ranges[{name!r}]", ends)
     elif given is not None:
-        low[:], high[:] = interval("feature_ranges", given)
+        rule = (
+            "a pair (low, high) of finite numbers or arrays, low below high, a mapping "
+            f"or an array of shape ({len(names)}, 2), with NaN for what is not public"
+        )
+        ends = np.full((1, 2), np.inf)
+        with contextlib.suppress(TypeError, ValueError):
+            is_pair = isinstance(given, tuple)
+            rows = np.column_stack(np.broadcast_arrays(*given)) if is_pair else given
+            ends = np.broadcast_to(np.asarray(rows, np.float64), (len(names), 2))
+        low, high = np.array(ends.T)
+        is_fine = (-np.inf < low) & (low < high) & (high < np.inf)
+        is_fine |= np.isnan(low) & np.isnan(high)
+        _validate.require(bool(is_fine.all()), "feature_ranges", given, rule)
     return low, high

@@ -71,7 +71,7 @@ class Summary:
 
     # Everything in it is released or public.
     title: str
-    names: Sequence[str]  # the intercept comes last
+    names: Sequence[str]  # an intercept comes last
     coefficients: np.ndarray  # (m,), in the user's units
     standard_errors: np.ndarray  # (m,), infinite if no valid interval is finite
     guarantee: str  # the guarantee of the whole table, in words

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.sparse
 
 import dpjax
 from dpjax import accounting, constraints, estimators, losses, mechanisms
@@ -30,6 +31,7 @@ PROBABILITY = [0.0, 1.0, -0.1, NAN, None, "1"]
 WORD = ["loose", None, 1]
 UNREADABLE = dp_accounting.UnsupportedDpEvent()
 ESTIMATOR = [None, 1.0, "mean", estimators.Truncation]
+SPARSE = scipy.sparse.csr_array((40, 6))
 ARRAY = [{}, 1.0, np.zeros((0, 2)), (np.zeros((3, 2)), np.zeros(4))]
 
 # Names, and bad values of each.
@@ -55,7 +57,7 @@ BAD = {
     "offsets weights": [np.ones(3)],
     "data": ARRAY,
     "samples": [1.0, np.zeros((0, 2))],
-    "features": [np.zeros(3), np.zeros((0, 2)), np.zeros((40, 6), complex)],
+    "features": [np.zeros(3), np.zeros((0, 2)), np.zeros((40, 6), complex), SPARSE],
     "targets": [np.zeros((40, 2)), np.zeros(7), np.zeros(40, complex)],
     "labels": [np.zeros((40, 2)), np.zeros(7), np.array(["a"] * 40)],
     "delta": [-1e-9, 1.0, NAN, None],
@@ -326,6 +328,7 @@ ALLOWED = {
     "noise_multiplier: gaussian_event noise_multiplier_to_epsilon": [0.0, INF],
     "other_multiplier: Sampling": [INF],
     "limit: Numeric": [INF],
+    "epsilon: dp_additive_model dp_linear_model": [INF],
     "release_stddev: peeling": [INF],  # the set alone
     "decay: average_iterates": [1.0],
     "noise_multiplier: dp_sgd privatize": [0.0],

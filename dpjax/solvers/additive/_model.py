@@ -90,7 +90,7 @@ def dp_additive_model(
             values are within ±2. NaN counts as zero. Targets are as in
             `dp_linear_model`.
         key: a typed key.
-        epsilon: privacy of all that is released, positive.
+        epsilon: privacy of all that is released, positive; inf: no privacy.
         delta: privacy of all that is released, in (0, 1).
         noise_multiplier: in place of epsilon, as in `dp_linear_model`.
         smooth: the public indices of the columns that may bend. A column of two values

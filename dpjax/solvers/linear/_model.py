@@ -84,7 +84,7 @@ def dp_linear_model(
             classes, y > 0 is the positive class. A record whose target is NaN has no
             weight.
         key: a typed key.
-        epsilon: privacy of all that is released, positive.
+        epsilon: privacy of all that is released, positive; inf: no privacy.
         delta: privacy of all that is released, in (0, 1).
         noise_multiplier: in place of epsilon, positive: stddev / l2 sensitivity of the
             one Gaussian mechanism to which all releases compose. If models share a
@@ -249,6 +249,8 @@ def noise_of(
 ) -> tuple[float, PrivacyGuarantee]:  # multiplier, guarantee
     """Returns the noise multiplier and the guarantee of all releases of a model."""
     # With a choice of features they are composed as zCDP, else as one Gaussian.
+    if epsilon is not None and (epsilon == math.inf or not is_choosing):
+        return one_gaussian(epsilon, delta, num_samples)
     if is_choosing:  # by the exponential mechanism: zCDP
         rho = 0.5 / (multiplier or 1) ** 2
         if epsilon is None:
@@ -257,8 +259,6 @@ def noise_of(
             rho = epsilon_to_rho(epsilon, delta)
             multiplier = math.sqrt(0.5 / rho)
         event = ZCDpEvent(rho)
-    elif epsilon is not None:
-        return one_gaussian(epsilon, delta, num_samples)
     else:
         assert multiplier is not None
         epsilon = gaussian_epsilon(multiplier, delta, sensitivity=1.0)

@@ -29,6 +29,10 @@ from dpjax.transforms import privatize
 # are as far apart as any two vectors of it.
 BESIDE_WEIGHT = 0.577
 
+# Models divide by the noise, so that it is never zero. With this multiplier it is lost
+# in the rounding of float32.
+NOISELESS = 1e-6
+
 
 @register("l2_clip_norm")
 @dataclass(frozen=True)
@@ -69,8 +73,11 @@ def one_gaussian(
 
     The multiplier, stddev / sensitivity, is for one release with the whole budget, or
     for each of `num_releases` equal releases. A release with the share s of the budget
-    needs multiplier / sqrt(s). `unit` names what is protected.
+    needs multiplier / sqrt(s). `unit` names what is protected. At epsilon = inf nothing
+    is, and the multiplier is `NOISELESS`.
     """
+    if epsilon == math.inf:
+        return NOISELESS, PrivacyGuarantee.non_private()
     releases = Sampling(num_steps=num_releases)
     multiplier = noise_multiplier(epsilon, delta, releases)
     event = gaussian_event(multiplier, releases)

@@ -1,5 +1,6 @@
 """Checks of budgets, and the noise multipliers that they allow."""
 
+import math
 from typing import NamedTuple
 
 from dp_accounting import UnsupportedDpEvent
@@ -39,11 +40,11 @@ def check_budget(epsilon: float, delta: float) -> None:
 def check_noise(
     epsilon: float | None, delta: float, noise_multiplier: float | None
 ) -> None:
-    """Requires delta in (0, 1), and epsilon > 0 or noise_multiplier > 0, not both."""
+    """Requires delta in (0, 1), and epsilon, or inf, or noise_multiplier above zero."""
     rule = "given if noise_multiplier is None, else None"
     is_fine = (epsilon is None) != (noise_multiplier is None)
     _validate.require(is_fine, "epsilon", epsilon, rule)
-    check_budget(1.0 if epsilon is None else epsilon, delta)
+    check_budget(1.0 if epsilon in (None, math.inf) else epsilon, delta)
     if noise_multiplier is not None:
         _validate.positive(noise_multiplier=noise_multiplier)
 

@@ -1,18 +1,23 @@
 """The parameters of an additive model, which is a sum of curves of single columns."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from scipy.optimize import isotonic_regression
+from scipy.special import ndtr
 
 from dpjax import _validate
 from dpjax._tree import register
 from dpjax._types import ArrayLike
 
 LARGEST = 1e15  # larger numbers are clipped to it, so that their squares stay finite
+Direction = Literal["increasing", "decreasing"]
 _matmul = partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
 
 
@@ -113,6 +118,57 @@ class Curves:
             grid = jnp.asarray([low - 4, *(knots or (0.0,)), high + 4])
             shapes[column] = grid, self.curve(column, grid)
         return shapes
+
+    def monotone(self, directions: Mapping[int, Direction]) -> "Curves":
+        """Returns curves that only rise, or only fall, and are nearest to these ones.
+
+        Isotonic regression changes values at knots, each with the share of a standard
+        normal law nearest to it as weight. In this norm no value comes farther from a
+        curve of that direction. A line beyond the knots of the other direction becomes
+        constant. It costs no privacy, because it follows from released numbers.
+
+        Args:
+            directions: a mapping from indices of columns to "increasing" or
+                "decreasing", which must not depend on the records.
+
+        Raises:
+            ValueError: If a column or a direction does not exist, or the model has more
+                than one output.
+
+        Example:
+            >>> import jax.numpy as jnp
+            >>> heights, knots = jnp.array([[-1.0, 0.0, -0.5]]), (-1.0, 0.0, 1.0)
+            >>> noisy = Curves(jnp.array([0.0, 5.0]), heights, knots, (0,), 1)
+            >>> print(noisy.monotone({0: "increasing"}).heights.round(2))
+            [[-0.78  0.    0.  ]]
+
+        Reference:
+            Barlow, Bartholomew, Bremner, Brunk (1972), "Statistical inference under
+            order restrictions".
+        """
+        is_fine, rule = self.slopes.ndim == 1 or not directions, "for a single output"
+        _validate.require(is_fine, "directions", directions, rule)
+        columns = [x for x in range(len(self.slopes)) if x != self.intercept]
+        slopes, heights = (np.array(x) for x in (self.slopes, self.heights))
+        knots = np.array(self.knots)
+        for column, direction in directions.items():
+            rule = f"a mapping from indices of columns, {columns}"
+            _validate.require(column in columns, "directions", column, rule)
+            _validate.choice(Direction, **{f"directions[{column}]": direction})
+            slope, is_up = slopes[column], direction == "increasing"
+            slopes[column] = max(slope, 0) if is_up else min(slope, 0)
+            if not self.knots or column not in self.smooth:
+                continue
+            place, middles = self.smooth.index(column), (knots[1:] + knots[:-1]) / 2
+            shares = np.diff(ndtr([-np.inf, *middles, np.inf]))
+            values = slope * knots + heights[place]
+            values = isotonic_regression(values, weights=shares, increasing=is_up).x
+            # A curve is zero at zero, if there is an intercept for the difference.
+            level = 0.0 if self.intercept is None else np.interp(0.0, knots, values)
+            heights[place] = values - slopes[column] * knots - level
+            if self.intercept is not None:
+                slopes[self.intercept] += level
+        return replace(self, slopes=jnp.asarray(slopes), heights=jnp.asarray(heights))
 
     def errors(
         self, errors: "Curves", correlations: jax.Array, column: int, grid: ArrayLike

@@ -107,6 +107,8 @@ def options_of(kind):
     names = inspect.signature(kind).parameters
     if "feature_ranges" in names:
         yield "feature_ranges", {"feature_ranges": {1: (0, 1e5)}}
+    if "fit_intercept" in names:
+        yield "no intercept", {"fit_intercept": False}
     if "target_range" in names:
         yield "target_range", {"target_range": (0, 1)}
     if "classes" in names:
@@ -117,6 +119,8 @@ def options_of(kind):
     if "intervals" in names:  # of a budget at which they are finite
         classes = {"classes": [0, 1]} if "classes" in names else {}
         yield "intervals", {"intervals": True, "epsilon": 20.0, **classes}
+        if "monotone" in names:
+            yield "monotone", {"monotone": {0: "increasing"}, **classes}
 
 
 CASES = [

@@ -4,15 +4,17 @@ import contextlib
 import datetime
 import math
 import sys
+from types import SimpleNamespace
 
 import jax
 import numpy as np
 import polars
 import pytest
 from sklearn.base import clone
+from sklearn.linear_model import LinearRegression
 
 import dpjax.sklearn as sk
-from dpjax.accounting import gaussian_epsilon, gaussian_stddev
+from dpjax.accounting import PrivacyGuarantee, gaussian_epsilon, gaussian_stddev
 from dpjax.sklearn import _additive, _labels, _linear, _regressors, _tables
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is cloned again")
@@ -119,6 +121,8 @@ REFUSED = [
             *(("target_range", x) for x in ((1.0, 1.0), ("low", "high"))),
             ("feature_ranges", (0.0, np.inf)),
             ("feature_ranges", {"age": (0, 1), "none": (0, 1)}),
+            *(("feature_ranges", x) for x in ([[0, 1]] * 2, ([0, 1], 2), [[0, None]])),
+            ("fit_intercept", None),
         )
     ),
     (sk.DPTweedieRegressor(power=2.0), ROWS, "power"),
@@ -129,6 +133,11 @@ REFUSED = [
     ),
     (sk.DPAdditiveRegressor(loss="cubic"), ROWS, "loss"),
     (sk.DPAdditiveClassifier(intervals="yes"), ROWS, "intervals must be a bool"),
+    (sk.DPAdditiveClassifier(monotone={0: "increasing"}), ROWS, "classes must be a"),
+    *(
+        (sk.DPAdditiveRegressor(monotone=bad, intervals=True), ROWS, "monotone")
+        for bad in ({0: "increasing"}, {1: "increasing"}, {0: 1}, [0])
+    ),
     *(
         (kind(intervals=True, classes=classes), ROWS, "classes must be a list of two")
         for kind in (sk.DPLogisticRegression, sk.DPAdditiveClassifier)
@@ -182,6 +191,33 @@ def test_bad_arguments_are_refused_before_anything_is_released(monkeypatch):
         with pytest.raises(ValueError, match=message) as why:
             estimator.fit(**given)
         assert "secret" not in str(why.value)
+
+
+@pytest.mark.parametrize("has_level", [True, False])
+def test_without_privacy_a_fit_is_the_best_one_and_says_so(table, has_level):
+    rows, spent = table[0].to_numpy(), table[1]
+    given = {"epsilon": math.inf, "random_state": 0, "fit_intercept": has_level}
+    model = sk.DPLinearRegression(**given).fit(rows, spent)
+    best = LinearRegression(fit_intercept=has_level).fit(rows, spent)
+    assert np.std(model.predict(rows) - best.predict(rows)) < 0.02 * np.std(spent)
+    counts = np.random.default_rng(0).poisson(365 * np.exp(-0.02 * rows[:, 0]))
+    rates = sk.DPPoissonRegressor(max_exposure=730.0, **given)
+    rates.fit(rows[:, :1], counts, exposure=np.full(len(rows), 365.0))
+    np.testing.assert_allclose([*rates.coef_, rates.intercept_], [-0.02, 0], atol=5e-3)
+    mean = sk.DPMeanRegressor(epsilon=math.inf).fit(rows, spent)
+    np.testing.assert_allclose(mean.mean_, spent.mean(), rtol=1e-3)
+    classes = sk.DPLogisticRegression(**given).fit(rows, spent > 8_000)
+    for fitted in (model, rates, classes):
+        assert (fitted.intercept_ != 0) == has_level
+    for fitted in (model, rates, classes, mean):
+        assert fitted.privacy_ == PrivacyGuarantee.non_private()
+
+
+def test_ranges_of_columns_may_be_arrays():
+    pairs = [[0, 1], [np.nan, np.nan]]  # the second is not public
+    for given in (np.array(pairs), pairs, ([0, np.nan], (1, np.nan)), {0: (0, 1)}):
+        model = SimpleNamespace(feature_ranges=given, n_features_in_=2)
+        np.testing.assert_array_equal(_tables.ranges_of(model), np.transpose(pairs))
 
 
 def test_keys_come_from_the_operating_system_or_repeat():

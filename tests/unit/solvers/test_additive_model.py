@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.special
 
 from dpjax import losses
 from dpjax.accounting import PrivacyGuarantee
@@ -217,6 +218,22 @@ def test_curves_are_the_same_at_finer_knots(outputs):
     for params in (curves, _curves.at_knots(curves, FINE)):
         predictions = params.predict(features)
         np.testing.assert_allclose(predictions, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("direction", "sign"), [("increasing", 1), ("decreasing", -1)])
+def test_a_monotone_curve_is_the_nearest_one(direction, sign):
+    heights = jnp.asarray(np.random.default_rng(0).normal(size=(1, 5)))
+    noisy = Curves(jnp.array([0.3, 9.0]), heights, (-2.0, -1.0, 0.0, 1.0, 2.0), (0,), 1)
+    nearest, rows = noisy.monotone({0: direction}), np.c_[noisy.knots, np.ones(5)]
+    assert np.all(np.diff(sign * nearest.curve(0, jnp.linspace(-9, 9, 181))) >= -1e-5)
+    assert abs(nearest.curve(0, [0.0])[0]) < 1e-6
+    before, after = (sign * x.predict(rows).astype(float) for x in (noisy, nearest))
+    # Differences are orthogonal to the result, and point away from every ascent.
+    shares = np.diff(scipy.special.ndtr([-np.inf, -1.5, -0.5, 0.5, 1.5, np.inf]))
+    moved = shares * (before - after)
+    assert np.abs(moved).max() > 0.01
+    np.testing.assert_allclose([moved @ after, moved.sum()], 0, atol=1e-5)
+    assert np.all(np.cumsum(moved) >= -1e-6)
 
 
 def test_knots_follow_from_public_numbers():
