@@ -32,7 +32,6 @@ _MOMENT = 4.0
 # The noisy mean weight is a divisor, so it is raised to so many standard deviations of
 # its noise, but at most to this share of the largest weight.
 _CLEAR_WEIGHT, _LEAST_WEIGHT = 3.0, 0.05
-_MOST_EPSILON = 1e20  # replaces inf where the truncation depends on it
 _BEYOND = 1e40  # above `_LARGEST` in any released unit, and no division overflows
 
 
@@ -320,7 +319,7 @@ class DPMeanRegressor(RegressorMixin, _linear.PrivateEstimator):
             truncation = SmoothedTruncation.for_moment(
                 _MOMENT,
                 num_samples=len(targets),
-                epsilon=min(epsilon, _MOST_EPSILON) * math.sqrt(1 - unit.share),
+                epsilon=min(epsilon, 1e20) * math.sqrt(1 - unit.share),
                 delta=delta,
             )
             limit = float(truncation.limit)

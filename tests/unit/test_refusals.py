@@ -31,7 +31,6 @@ PROBABILITY = [0.0, 1.0, -0.1, NAN, None, "1"]
 WORD = ["loose", None, 1]
 UNREADABLE = dp_accounting.UnsupportedDpEvent()
 ESTIMATOR = [None, 1.0, "mean", estimators.Truncation]
-SPARSE = scipy.sparse.csr_array((40, 6))
 ARRAY = [{}, 1.0, np.zeros((0, 2)), (np.zeros((3, 2)), np.zeros(4))]
 
 # Names, and bad values of each.
@@ -56,8 +55,8 @@ BAD = {
     "projection_fn callback fit_fn derivative_fn value_fn": [3, "f"],
     "offsets weights": [np.ones(3)],
     "data": ARRAY,
-    "samples": [1.0, np.zeros((0, 2))],
-    "features": [np.zeros(3), np.zeros((0, 2)), np.zeros((40, 6), complex), SPARSE],
+    "samples": [1.0, np.zeros((0, 2)), scipy.sparse.eye(9)],
+    "features": [np.zeros(3), np.zeros((0, 2)), np.zeros((40, 6), complex)],
     "targets": [np.zeros((40, 2)), np.zeros(7), np.zeros(40, complex)],
     "labels": [np.zeros((40, 2)), np.zeros(7), np.array(["a"] * 40)],
     "delta": [-1e-9, 1.0, NAN, None],

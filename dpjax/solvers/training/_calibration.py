@@ -1,6 +1,5 @@
 """Checks of budgets, and the noise multipliers that they allow."""
 
-import math
 from typing import NamedTuple
 
 from dp_accounting import UnsupportedDpEvent
@@ -44,7 +43,7 @@ def check_noise(
     rule = "given if noise_multiplier is None, else None"
     is_fine = (epsilon is None) != (noise_multiplier is None)
     _validate.require(is_fine, "epsilon", epsilon, rule)
-    check_budget(1.0 if epsilon in (None, math.inf) else epsilon, delta)
+    check_budget(1.0 if epsilon in (None, float("inf")) else epsilon, delta)
     if noise_multiplier is not None:
         _validate.positive(noise_multiplier=noise_multiplier)
 

@@ -122,10 +122,10 @@ class Curves:
     def monotone(self, directions: Mapping[int, Direction]) -> "Curves":
         """Returns curves that only rise, or only fall, and are nearest to these ones.
 
-        Isotonic regression changes values at knots, each with the share of a standard
-        normal law nearest to it as weight. In this norm no value comes farther from a
-        curve of that direction. A line beyond the knots of the other direction becomes
-        constant. It costs no privacy, because it follows from released numbers.
+        Isotonic regression changes the values at knots. Squares are weighted by the
+        shares of a normal law nearest to the knots; in this norm the values come no
+        farther from those of any curve with the direction. A line beyond the knots with
+        the other one becomes constant. Released numbers suffice: it costs no privacy.
 
         Args:
             directions: a mapping from indices of columns to "increasing" or
@@ -160,7 +160,7 @@ class Curves:
             if not self.knots or column not in self.smooth:
                 continue
             place, middles = self.smooth.index(column), (knots[1:] + knots[:-1]) / 2
-            shares = np.diff(ndtr([-np.inf, *middles, np.inf]))
+            shares = np.diff(ndtr([-np.inf, *middles, np.inf])) + 1e-9
             values = slope * knots + heights[place]
             values = isotonic_regression(values, weights=shares, increasing=is_up).x
             # A curve is zero at zero, if there is an intercept for the difference.

@@ -105,14 +105,9 @@ def options_of(kind):
     """The options of an estimator that change what is released."""
     yield "plain", {}
     names = inspect.signature(kind).parameters
-    if "feature_ranges" in names:
-        yield "feature_ranges", {"feature_ranges": {1: (0, 1e5)}}
-    if "fit_intercept" in names:
-        yield "no intercept", {"fit_intercept": False}
-    if "target_range" in names:
-        yield "target_range", {"target_range": (0, 1)}
-    if "classes" in names:
-        yield "classes", {"classes": [0, 1, 2.5]}
+    single = {"feature_ranges": {1: (0, 1e5)}, "fit_intercept": False}
+    single |= {"target_range": (0, 1), "classes": [0, 1, 2.5]}
+    yield from ((name, {name: x}) for name, x in single.items() if name in names)
     if "max_exposure" in names:
         loss = {"loss": "poisson"} if "loss" in names else {}
         yield "max_exposure", {"max_exposure": 2.0, **loss}

@@ -135,17 +135,17 @@ REFUSED = [
     (sk.DPAdditiveClassifier(intervals="yes"), ROWS, "intervals must be a bool"),
     (sk.DPAdditiveClassifier(monotone={0: "increasing"}), ROWS, "classes must be a"),
     *(
-        (sk.DPAdditiveRegressor(monotone=bad, intervals=True), ROWS, "monotone")
-        for bad in ({0: "increasing"}, {1: "increasing"}, {0: 1}, [0])
-    ),
-    *(
         (kind(intervals=True, classes=classes), ROWS, "classes must be a list of two")
         for kind in (sk.DPLogisticRegression, sk.DPAdditiveClassifier)
         for classes in (None, [0, 1, 2])
     ),
     *(
-        (sk.DPAdditiveRegressor(categorical_features=bad), ROWS, "categorical_features")
-        for bad in ("all", {1: "ab"}, {0: ["a"]})
+        (sk.DPAdditiveRegressor(**{name: bad}, intervals=True), ROWS, name)
+        for name, values in (
+            ("categorical_features", ("all", {1: "ab"}, {0: ["a"]})),
+            ("monotone", ({0: "increasing"}, {1: "increasing"}, {0: 1}, [0])),
+        )
+        for bad in values
     ),
     *(
         (sk.DPLinearRegression(), ROWS | changes, message)
@@ -197,7 +197,9 @@ def test_bad_arguments_are_refused_before_anything_is_released(monkeypatch):
 def test_without_privacy_a_fit_is_the_best_one_and_says_so(table, has_level):
     rows, spent = table[0].to_numpy(), table[1]
     given = {"epsilon": math.inf, "random_state": 0, "fit_intercept": has_level}
-    model = sk.DPLinearRegression(**given).fit(rows, spent)
+    model = sk.DPLinearRegression(intervals=True, **given).fit(rows, spent)
+    assert model.conf_int().shape == (3 + has_level, 2)
+    assert ("\nintercept " in str(model.summary())) == has_level
     best = LinearRegression(fit_intercept=has_level).fit(rows, spent)
     assert np.std(model.predict(rows) - best.predict(rows)) < 0.02 * np.std(spent)
     counts = np.random.default_rng(0).poisson(365 * np.exp(-0.02 * rows[:, 0]))
@@ -209,8 +211,8 @@ def test_without_privacy_a_fit_is_the_best_one_and_says_so(table, has_level):
     classes = sk.DPLogisticRegression(**given).fit(rows, spent > 8_000)
     for fitted in (model, rates, classes):
         assert (fitted.intercept_ != 0) == has_level
-    for fitted in (model, rates, classes, mean):
-        assert fitted.privacy_ == PrivacyGuarantee.non_private()
+    told = {x.privacy_ for x in (model, rates, classes, mean)}
+    assert told == {PrivacyGuarantee.non_private()}
 
 
 def test_ranges_of_columns_may_be_arrays():
