@@ -108,7 +108,8 @@ def test_labels_have_split_curves_where_records_suffice(epsilon, knots):
     labels = np.where(rare, 1.0, -1.0)
 
     def fit(features, labels):
-        return solve("logistic", (features, labels), epsilon=epsilon).params
+        changes = {"key": jax.random.key(0), "epsilon": epsilon}
+        return solve("logistic", (features, labels), **changes).params
 
     curves = fit(features, labels)
     assert curves.knots == knots  # the coarse curves are released at fine ones, too
