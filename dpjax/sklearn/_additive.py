@@ -58,15 +58,15 @@ class _Additive(LinearEstimator):
         return checked
 
     def _check_monotone(self) -> None:
-        given, places = self.monotone or {}, dict(self._places())
-        columns = [name for name in places if name not in self._categories]
+        given, names = self.monotone or {}, _tables.names_in(self)
+        columns = [name for name in names if name not in self._categories]
         rule = f"None with intervals, else a mapping from columns of numbers, {columns}"
         is_fine = isinstance(given, Mapping) and given.keys() <= {*columns}
         is_fine = is_fine and not (given and self.intervals)
         _validate.require(is_fine, "monotone", given, rule)
         for name, direction in given.items():
             _validate.choice(Direction, **{f"monotone[{name!r}]": direction})
-        self._directions = {places[name]: word for name, word in given.items()}
+        self._directions = {columns.index(name): word for name, word in given.items()}
 
     def _fit_scores(self, loss, features, targets, weights, offsets=None, **release):
         """Releases a curve for each numeric column and a weight for each category."""
