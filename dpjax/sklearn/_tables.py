@@ -24,8 +24,9 @@ from dpjax.tables.io._tables import cells_of, kind_of
 from dpjax.tables.io._texts import floats_of
 
 FROM_DTYPE = "from_dtype"
+_ENCODER = "OneHotEncoder(categories=[...])"
 _ADVICE = {
-    "text": "OneHotEncoder(categories=[...]) of a public list makes numbers of it",
+    "text": "{} of a public list makes numbers of it",
     "times": "subtract a public date and divide by a unit, such as a day",
 }
 _READS_POLARS = tuple(map(int, sklearn.__version__.split(".")[:2])) >= (1, 9)
@@ -83,7 +84,9 @@ def features_of(
             features[:, place] = _labels.indices(cells_of(column), categories[name])
             continue
         if is_frame:
-            _refuse_kind(f"column {name!r}", column)
+            own = f"categorical_features={{{name!r}: [...]}}"
+            is_own = is_new and hasattr(model, "categorical_features")
+            _refuse_kind(f"column {name!r}", column, own if is_own else _ENCODER)
         features[:, place] = floats_of(cells_of(column))
     check_array(features, input_name="X", estimator=model, **options)
     return features
@@ -150,9 +153,10 @@ def categories_of(given: Any, X: Any) -> dict[Any, np.ndarray]:
     return {} if given is None else kinds
 
 
-def _refuse_kind(where: str, column: Any) -> None:
+def _refuse_kind(where: str, column: Any, encoder: str = _ENCODER) -> None:
     """Raises `ValueError` if a column's type holds complex numbers, text or times."""
     # The error has advice and `where`, the column's name. It tells nothing of a cell.
+    # `encoder` makes numbers of text.
     kind = kind_of(column)
     dtype = getattr(column, "dtype", getattr(column, "type", ""))
     if str(dtype).startswith("complex"):
@@ -160,8 +164,11 @@ def _refuse_kind(where: str, column: Any) -> None:
     if kind in _ADVICE:
         raise ValueError(
             f"X must be of numbers, got {where} of {dtype}, which holds {kind}: "
-            f"{_ADVICE[kind]}."
+            f"{_ADVICE[kind].format(encoder)}."
         )
+    if encoder != _ENCODER and str(dtype) == "object":
+        text = f"X has {where} of objects, of which numbers are read and nothing else: "
+        warnings.warn(f"{text}{encoder} declares categories.", stacklevel=2)
 
 
 class _Named:

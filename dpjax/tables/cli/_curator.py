@@ -88,10 +88,11 @@ def check(settings: CheckSettings) -> None:
     )
     for text in about_lines:
         console.print(text, soft_wrap=True)
-    kinds, target, _ = _schema.declared_columns(settings)
+    schema, target, _ = _schema.declared_columns(settings)
+    kinds = schema.kinds(target)
     columns = read_columns(path, [*kinds], text_format=text_format)
     cells = {name: count_cells(kind, columns[name]) for name, kind in kinds.items()}
-    console.print(_rows(kinds, cells, target))
+    console.print(_rows(schema, cells, target))
     if target is None:
         console.print("No target was checked: --target names it.")
     elif labels := getattr(kinds[target], "categories", ()):
@@ -103,8 +104,10 @@ def check(settings: CheckSettings) -> None:
         more = len(counts) - len(shares)
         shares += [f"and {more:,} others"] if more > 0 else []
         shown = f"Labels of {target}: {', '.join(shares)}."
-        console.print(f"{shown} {labels[0]!r} counts as +1.")
-    messages = [*_findings(kinds, cells, target), *_remarks(kinds, cells, target)]
+        if schema.link == "logit":
+            shown += f" {' or '.join(map(repr, labels))} counts as +1."
+        console.print(shown)
+    messages = [*_findings(schema, cells, target), *_remarks(schema, cells, target)]
     for text in messages or ["Nearly every column can be used."]:
         console.print(text, soft_wrap=True)
 
@@ -118,28 +121,29 @@ def warn_curator(
     depend on the records: they go to standard error, for the data's owner, who sees a
     wrong schema before a budget is spent.
     """
-    kinds: dict[str, _schema.Kind] = {**schema.columns, target: schema.target}
-    kinds |= schema.bounded
-    cells = {k: count_cells(kind, columns[k]) for k, kind in kinds.items()}
-    findings = [*_findings(kinds, cells, target)]
-    say_to_curator([*findings, *_remarks(kinds, cells, target)])
+    kinds = schema.kinds(target).items()
+    cells = {name: count_cells(kind, columns[name]) for name, kind in kinds}
+    findings = [*_findings(schema, cells, target)]
+    say_to_curator([*findings, *_remarks(schema, cells, target)])
     return bool(findings)
 
 
 def _findings(
-    kinds: Mapping[str, _schema.Kind], cells: Mapping[str, Cells], target: str | None
+    schema: _schema.Schema, cells: Mapping[str, Cells], target: str | None
 ) -> Iterator[str]:
     """Yields a warning for each column whose cells the schema does not fit.
 
     Nearly no cell can be used, or many numbers are far from the declared center. The
-    declarations (`kinds`) and the counts (`cells`) are by column; `target` names the
-    column to predict, or is None. The data's owner then corrects the schema.
+    counts (`cells`) are by column; `target` names the column to predict, or is None.
+    The data's owner then corrects the schema.
     """
+    kinds = schema.kinds(target)
     numeric = [kind for kind in kinds.values() if isinstance(kind, Numeric)]
     is_template = all(kind == Numeric() for kind in numeric)
     for name, kind in kinds.items():
         if kind is not None and kind.categories:
-            text = _unmatched(kind.categories, cells[name], is_target=name == target)
+            is_positive = name == target and schema.link == "logit"
+            text = _unmatched(kind.categories, cells[name], is_positive=is_positive)
         else:
             text = _unread(kind, cells[name], is_template=is_template)
         if text:
@@ -147,17 +151,16 @@ def _findings(
 
 
 def _remarks(
-    kinds: Mapping[str, _schema.Kind], cells: Mapping[str, Cells], target: str | None
+    schema: _schema.Schema, cells: Mapping[str, Cells], target: str | None
 ) -> Iterator[str]:
     """Yields messages on missing targets, undecodable bytes and unlisted categories.
 
     The data's owner sees them; the schema may still be right. Arguments are as in
     `_findings`.
     """
-    for name, kind in kinds.items():
+    for name, kind in schema.kinds(target).items():
         counts = cells[name]
-        is_listed = kind is not None and bool(kind.categories)
-        gone = counts.missing + (not is_listed) * counts.unread
+        gone = counts.total - counts.used if schema.link != "logit" else counts.missing
         least = _NEARLY_NONE * counts.total
         if name == target and least <= gone < counts.total - least:
             yield (
@@ -175,14 +178,14 @@ def _remarks(
             )
 
 
-def _unmatched(labels: tuple[str, ...], cells: Cells, *, is_target: bool) -> str:
+def _unmatched(labels: tuple[str, ...], cells: Cells, *, is_positive: bool) -> str:
     """Returns a warning if too few of a column's cells have a listed category, else "".
 
-    The schema lists the categories `labels`; `cells` has the counts. A target has one
-    label, its positive one: then it is a warning, too, if nearly all cells have it.
+    The schema lists the categories `labels`; `cells` has the counts. With `is_positive`
+    they are positive labels: it is a warning, too, if nearly all cells have them.
     """
     share, used = cells.used / max(cells.total, 1), cells.of_all(cells.used)
-    if is_target:
+    if is_positive:
         if _TOO_FEW_LABELS < share < 1 - _TOO_FEW_LABELS:
             return ""
         return (
@@ -228,13 +231,13 @@ def _unread(kind: Any, cells: Cells, *, is_template: bool) -> str:
 
 
 def _rows(
-    kinds: Mapping[str, _schema.Kind], cells: Mapping[str, Cells], target: str | None
+    schema: _schema.Schema, cells: Mapping[str, Cells], target: str | None
 ) -> Table:
     """Returns the table that `check` prints; arguments are as in `_findings`."""
     # A line has a column's declaration, and shares of its cells that cannot be used.
     lines, right = [], ["missing", "not read", "beyond 5 scales"]
-    for name, kind in kinds.items():
-        counts = cells[name]
+    for name, kind in schema.kinds(target).items():
+        counts, is_positive = cells[name], name == target and schema.link == "logit"
         missing, unread, far, reference = (
             _percent(count, counts.total)
             for count in (counts.missing, counts.unread, counts.far, counts.reference)
@@ -245,14 +248,15 @@ def _rows(
             text = f"{kind.center:g} by {kind.scale:g}"
         elif isinstance(kind, BoundedColumn):
             text, far = f"0 to {kind.max:g}", f"{far} above"
-        elif name == target:
-            text, unread, far = f"+1 is {kind.categories[0]}", "-", "-"
+        elif is_positive:
+            text, unread, far = f"+1 is {' or '.join(kind.categories)}", "-", "-"
         else:
             text, far = ", ".join(labels_of(kind)), "-"
         look = counts.looks
-        if name != target and counts.example:
+        if counts.example and not is_positive:
             look = f"such as {counts.example!r}"
-            look = f"reference ({reference}), {look}" if counts.reference else look
+            name_of = "reference" if name != target else "no class"
+            look = f"{name_of} ({reference}), {look}" if counts.reference else look
         lines.append([name, text, missing, unread, far, look])
     return _terminal.table_of(["column", "declared as", *right, "look"], lines, right)
 
@@ -525,9 +529,12 @@ def schema_text(
     if target is not None:
         last += f"column = {_schema.toml_text(target)}\n"
         guess = guesses[target]
-    if link == "logit" or (link is None and guess.categories is not None):
+    is_class, has_many = guess.categories is not None, len(guess.categories or ()) > 2
+    if link == "softmax" or (link is None and has_many):
+        last += _entry(guess._replace(categories=guess.categories or ()))
+    elif link == "logit" or (link is None and is_class):
         label = _schema.toml_text(guess.categories[-1] if guess.categories else "yes")
-        last += f"positive = {label}  # counts as +1, anything else as -1\n"
+        last += f"positive = {label}  # +1, others are -1; or categories = [...]\n"
     elif link == "log":
         last += f"scale = {guess.size or 1.0}  # what targets above zero mostly are\n"
     else:

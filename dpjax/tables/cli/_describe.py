@@ -92,13 +92,13 @@ def _read(settings: DescribeSettings, key: Key) -> tuple[dict[str, Kind], Table]
     If the file has more records than --max-records allows, `key` draws a sample.
     """
     source, text_format = Path(settings.source), settings.text_format
-    declared, _, names = declared_columns(settings)
+    declared, target, names = declared_columns(settings)
     # Exposures and weights are described as numbers from zero to their maximum.
     kinds: dict[str, Kind] = {
         name: Numeric(kind.max / 2, kind.max / 2, limit=1.0)
         if isinstance(kind, BoundedColumn)
         else kind
-        for name, kind in declared.items()
+        for name, kind in declared.kinds(target).items()
     }
     check(kinds, settings.by)
     unit, size, each = settings.unit, settings.max_records, settings.each

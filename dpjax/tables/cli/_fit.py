@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, get_args
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy.stats
 
 from dpjax import _validate, losses, solvers
 from dpjax._types import ArrayLike, Key, PyTree
@@ -20,12 +21,14 @@ from dpjax.solvers.additive._curves import knots_of
 from dpjax.solvers.linear._model import checked, noise_of
 from dpjax.solvers.statistics._noisy_mean import one_gaussian
 from dpjax.tables.cli._release import RunFolder
-from dpjax.tables.cli._settings import FOR_AMOUNTS, LossName, Settings
+from dpjax.tables.cli._schema import Schema
+from dpjax.tables.cli._settings import FOR_AMOUNTS, LossName, Settings, chosen_loss
 from dpjax.tables.cli._terminal import OnStep
-from dpjax.tables.models._scores import PrivateScores, private_scores
-from dpjax.tables.models._terms import MEANS, bending_features
+from dpjax.tables.models._scores import private_scores
+from dpjax.tables.models._terms import MEANS, Link, bending_features
 
 _TWEEDIE = 1.5  # the default, halfway between counts (1) and amounts (2)
+_CLASSES = "logistic", "softmax"
 # Solvers take no infinite epsilon. At this one, the noise is below every other error,
 # even in releases with a thousandth of the budget.
 NO_PRIVACY = 1e12
@@ -52,16 +55,9 @@ class Plan:
     """A training before it runs: loss, budget and arguments; every entry is public."""
 
     loss: LossName
-    power: float | None  # of the Tweedie loss; None for its default
+    loss_fn: LinearLoss  # for targets in units of their scale
     budget: Budget  # of the training, for one record
     arguments: Mapping[str, Any]  # of the solver; it is additive if one is `smooth`
-
-    @property
-    def loss_fn(self) -> LinearLoss:
-        """The loss function, for targets in units of their scale."""
-        if self.power is not None:
-            return losses.log_link(self.power)
-        return _LOSSES[self.loss]
 
     @property
     def method(self) -> str:
@@ -69,19 +65,23 @@ class Plan:
         return f"DP {'additive' if self.arguments.get('smooth') else 'linear'} model"
 
 
-def make_plan(settings: Settings, data: Dataset, budget: Budget) -> Plan:
+def make_plan(
+    settings: Settings, data: Dataset, budget: Budget, schema: Schema | None = None
+) -> Plan:
     """Returns the plan of a training: its loss, its budget and the solver's arguments.
 
-    Defaults depend on public facts alone, which are the task, the name, the schema and
-    the shapes of `data`, so that the guarantee is known before a value is used.
+    Defaults depend on public facts alone, which are the task, the name, a file's schema
+    and the shapes of `data`, so that the guarantee is known before a value is used.
     """
     is_classification = data.task == "classification"
-    loss = settings.find_loss(is_classification=is_classification)
-    unfit = FOR_AMOUNTS if is_classification else ("logistic",)
+    link: Link = "logit" if is_classification else "identity"
+    loss = chosen_loss(settings, link if schema is None else schema.link)
+    num_classes = 0 if schema is None else len(schema.classes)
+    unfit = (*FOR_AMOUNTS, "softmax") if is_classification else _CLASSES
     allowed = ", ".join(name for name in get_args(LossName) if name not in unfit)
     kind = "class" if is_classification else "number"
     rule = f"one of {allowed} for {data.name}, whose target is a {kind}"
-    _validate.require(loss not in unfit, "--loss", loss, rule)
+    _validate.require(num_classes > 0 or loss not in unfit, "--loss", loss, rule)
     num_samples, num_features = data.features.shape
     arguments: dict[str, Any] = {}
     if settings.intervals:
@@ -90,7 +90,10 @@ def make_plan(settings: Settings, data: Dataset, budget: Budget) -> Plan:
         arguments["intervals"] = True
     if settings.max_features is not None:
         arguments["max_features"] = settings.max_features
-    plan = Plan(loss=loss, power=settings.power, budget=budget, arguments=arguments)
+    loss_fn = losses.softmax(num_classes) if num_classes else _LOSSES[loss]
+    if settings.power is not None:
+        loss_fn = losses.log_link(settings.power)
+    plan = Plan(loss=loss, loss_fn=loss_fn, budget=budget, arguments=arguments)
     if settings.may_bend:
         # The columns have curves if the sizes and the budget allow knots.
         bending = list(bending_features(data.schema))
@@ -107,6 +110,7 @@ class Score(NamedTuple):
     method: str
     privacy: PrivacyGuarantee  # for the training records
     risk: float  # the mean loss
+    quality: float  # area under the ROC curve for classification, else R2
     score: float  # accuracy for classification, else mean absolute error
 
 
@@ -223,12 +227,12 @@ def compare(
 
     def score(name: str, params: PyTree, privacy: PrivacyGuarantee) -> Score:
         predictions = predictions_of(params, features)
-        risk = jnp.mean(plan.loss_fn.value(predictions, targets))
+        both = quality_of(plan, np.asarray(predictions), data)
         if data.task == "classification":
             number = jnp.mean((predictions > 0) == (targets > 0))
         else:
             number = jnp.mean(jnp.abs(plan.loss_fn.mean_of(predictions) - targets))
-        return Score(name, privacy, float(risk), float(number))
+        return Score(name, privacy, *both, float(number))
 
     return [
         score("constant, not private", constant, nothing),
@@ -245,28 +249,26 @@ def predictions_of(params: PyTree, features: ArrayLike) -> jax.Array:
     return jnp.asarray(features) @ params
 
 
-class Evaluation(NamedTuple):
-    """Private scores on the held-out records."""
+def quality_of(
+    plan: Plan, predictions: np.ndarray, data: Dataset
+) -> tuple[float, float]:
+    """Returns the mean loss of predictions on test records, and their AUC or R2.
 
-    num_samples: int
-    constant: str  # description of the constant that the model is compared with
-    scores: PrivateScores
-
-    def report(self) -> dict[str, Any]:
-        """Returns the scores as a dict, the entry `evaluation` of report.json."""
-        return {
-            "num_samples": self.num_samples,
-            "num_scored": self.scores.num_scored,
-            "constant": self.constant,
-            "measures": {
-                name: {"model": model._asdict(), "constant": constant._asdict()}
-                for name, model, constant in self.scores.measures
-            },
-            "calibration": [
-                {"from": low, "to": high, "share": share._asdict()}
-                for low, high, share in self.scores.calibration
-            ],
-        }
+    `predictions` (n,) or (n, K) are scores, to which the link function is not yet
+    applied. The AUC of K classes is the mean of each against the rest.
+    """
+    targets, at = data.test_targets, jnp.asarray(predictions)
+    loss = float(jnp.mean(plan.loss_fn.value(at, targets)))
+    if data.task == "classification":
+        is_label = [targets == k for k in range(plan.loss_fn.num_outputs)]
+        is_label = is_label if len(is_label) > 1 else [targets > 0]
+        scores = predictions.reshape(len(targets), -1).T
+        ranks = scipy.stats.rankdata(scores, axis=1)  # AUC as a Mann-Whitney statistic
+        pairs = [*zip(ranks, is_label, strict=True)]
+        above = [own[label].mean() - own[~label].mean() for own, label in pairs]
+        return loss, float(0.5 + np.mean(above) / len(targets))
+    errors = targets - np.asarray(plan.loss_fn.mean_of(at), np.float64)
+    return loss, float(1 - np.mean(errors**2) / np.var(targets.astype(np.float64)))
 
 
 def evaluation_privacy(
@@ -292,8 +294,10 @@ def evaluate(
     target: Any,  # what the schema declares of it: a scale, or the positive label
     *,
     key: Key,
-) -> Evaluation:
+) -> dict[str, Any]:
     """Releases private scores of a model, and of a constant, on the held-out records.
+
+    Returns the entry `evaluation` of report.json, without the guarantee.
 
     Privacy:
         The guarantee is `privacy`, which `evaluation_privacy` returns. With units,
@@ -301,7 +305,7 @@ def evaluate(
     """
     features, targets = data.test
     known = "constant" in solution.stats
-    constant: Any = float(solution.stats["constant"]) if known else 0.0
+    constant = np.asarray(solution.stats.get("constant", 0.0), np.float64)
     name = "the best constant, released in training"
     predicted = np.asarray(predictions_of(solution.params, features), np.float64)
     is_end = None
@@ -329,4 +333,17 @@ def evaluate(
         noise_multiplier=event.event.noise_multiplier,
         is_end=is_end,
     )
-    return Evaluation(len(targets), name if known else "zero weights", scores)
+    return {
+        "num_samples": len(targets),
+        "num_scored": scores.num_scored,
+        "constant": name if known else "zero weights",  # with which it is compared
+        "verdict": scores.verdict or None,
+        "measures": {
+            name: {"model": model._asdict(), "constant": constant._asdict()}
+            for name, model, constant in scores.measures
+        },
+        "calibration": [
+            {"from": low, "to": high, "share": share._asdict()}
+            for low, high, share in scores.calibration
+        ],
+    }

@@ -15,14 +15,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy.stats
 from matplotlib.figure import Figure
 
 import dpjax
 from dpjax import _files
 from dpjax._rounding import digits, rounded_up
 from dpjax.accounting import PrivacyGuarantee
-from dpjax.datasets import Dataset
+from dpjax.datasets import Dataset, Numeric
 from dpjax.solvers import Solution
 from dpjax.solvers.additive._curves import FINE
 from dpjax.solvers.training._curves import hats
@@ -49,6 +48,7 @@ _UNITS = {
     "identity": "scales of the target",
     "logit": "log odds",
     "log": "the logarithm of the mean",
+    "softmax": "scores of a class",
 }
 NUM_TEST = 20_000
 BASE_RATE = 0.5
@@ -103,7 +103,7 @@ class Forecast:
     @property
     def score(self) -> str:
         """The name of the measure in `Outcome.score`."""
-        return "AUC" if self.loss == "logistic" else "R2"
+        return "AUC" if self.loss in ("logistic", "softmax") else "R2"
 
     def tables(self) -> Iterator[list[list[str]]]:
         """Yields two tables as lists of lines of texts; the first line has titles."""
@@ -133,6 +133,7 @@ class Forecast:
         asked, least, best = self.settings, self.constant.loss, self.ideal.loss
         goal = least - _MOST_OF * (least - best)
         enough = [x for x in self.outcomes if x.loss <= goal]
+        better = [x for x in self.outcomes if x.loss < least]
         rates = {"logistic": "labels are positive", "tweedie": "amounts are not zero"}
         rate = f"{100 * (asked.base_rate or BASE_RATE):g} % of the "
         values = {
@@ -154,6 +155,13 @@ class Forecast:
             values["smallest"] = enough[0].name
         else:
             values["too_little"] = ""
+            values["better"] = better[0].name if better else None
+        smallest, *_ = asked.epsilons
+        for x in [*enough, *better][:1]:
+            # With so many times the records the noise is that of the larger epsilon.
+            share = x.privacy.epsilon / smallest
+            values["least"] = f"epsilon {smallest:g}" if share > 1 else None
+            values["as_many"] = f"{_two_digits(share * asked.rows):,}"
         return [
             text
             for x in _terminal.chunks_of("plan.md")
@@ -191,9 +199,8 @@ def forecast(settings: _settings.ForecastSettings) -> None:
         inputs = {"SCHEMA": settings.schema}
         _files.check_spared("--output", [folder / name for name in _FILES], inputs)
     link = _settings.link_of(settings.loss) if settings.loss else None
-    schema = read_schema(settings.schema, link=link)
-    is_class = bool(schema.target and schema.target.categories)
-    loss = settings.loss or ("logistic" if is_class else "squared")
+    schema = read_schema(settings.schema, link=link, allows_empty=True)
+    loss = _settings.chosen_loss(settings, schema.link)
     rule = f"left out with --loss {loss}, which has no share of records to state"
     settings.require("base_rate", loss in ("logistic", "tweedie"), rule)
     seed = secrets.randbits(32) if settings.seed is None else settings.seed
@@ -258,8 +265,9 @@ class _Made:
         plan, data = self._plan(NO_PRIVACY, "linear")
         nothing = PrivacyGuarantee.non_private()
         lines = self._fit(plan, data)
-        level = np.full_like(data.test_targets, lines.stats.get("constant", 0.0))
-        constant = Outcome(nothing, *_measure(plan, level, data))
+        constant = np.asarray(lines.stats.get("constant", 0.0), np.float32)
+        level = np.broadcast_to(constant, (len(data.test_targets), *constant.shape))
+        constant = Outcome(nothing, *_fit.quality_of(plan, level, data))
         ideal = Outcome(nothing, *_judge(plan, data, lines), self.width(NO_PRIVACY))
         if self.settings.model == "linear":
             return ideal, constant
@@ -271,7 +279,7 @@ class _Made:
 
     def width(self, epsilon: float, rows: int | None = None) -> float:
         """Returns the median width of a coefficient's interval; inf if none exists."""
-        if self.loss == "tweedie":
+        if self.loss in ("tweedie", "softmax"):
             return math.inf
         plan, data = self._plan(epsilon, None, rows, intervals=True)
         low, high = self._fit(plan, data).interval()
@@ -330,7 +338,8 @@ class _Made:
         delta = self.settings.delta or default_delta(len(data.features))
         options = {"loss": self.loss, "model": model, "intervals": intervals}
         settings = _settings.Settings(source="made", epsilon=epsilon, **options)
-        return _fit.make_plan(settings, data, Budget(epsilon, delta)), data
+        budget = Budget(epsilon, delta)
+        return _fit.make_plan(settings, data, budget, self.schema), data
 
     def _fit(self, plan: Plan, data: Dataset, draw: int = 0) -> Solution:
         # The seed may be known: simulated records need no protection.
@@ -357,20 +366,7 @@ def _with_curves(data: Dataset, knots: tuple[float, ...]) -> Dataset:
 
 def _judge(plan: Plan, data: Dataset, solution: Solution) -> tuple[float, float]:
     predictions = _fit.predictions_of(solution.params, data.test_features)
-    return _measure(plan, np.asarray(predictions), data)
-
-
-def _measure(plan: Plan, predictions: np.ndarray, data: Dataset) -> tuple[float, float]:
-    """Returns the mean loss of predictions on test records, and their AUC or R2."""
-    # `predictions` (n,) are scores, to which the link function is not yet applied.
-    targets, at = data.test_targets, jnp.asarray(predictions)
-    loss = float(jnp.mean(plan.loss_fn.value(at, targets)))
-    if data.task == "classification":
-        ranks = scipy.stats.rankdata(predictions)  # AUC as a Mann-Whitney statistic
-        above = ranks[targets > 0].mean() - ranks[targets <= 0].mean()
-        return loss, float(0.5 + above / len(targets))
-    errors = targets - np.asarray(plan.loss_fn.mean_of(at), np.float64)
-    return loss, float(1 - np.mean(errors**2) / np.var(targets.astype(np.float64)))
+    return _fit.quality_of(plan, np.asarray(predictions), data)
 
 
 def made_records(
@@ -393,7 +389,7 @@ def made_records(
     variance of the target, of its log odds (with logistic noise; McKelvey and Zavoina
     1975), or of the logarithm of an amount. The noise is Student's in targets and
     lognormal in amounts. The share `base_rate` of labels is positive; with the tweedie
-    loss, of amounts.
+    loss, of amounts. Classes have equal shares.
     """
     rng = np.random.default_rng(seed)
     size = num_samples + NUM_TEST
@@ -401,9 +397,9 @@ def made_records(
     def student() -> np.ndarray:
         return rng.standard_t(tail, size) * math.sqrt((tail - 2) / tail)
 
-    is_amount = loss in _settings.FOR_AMOUNTS
+    is_amount, is_class = loss in _settings.FOR_AMOUNTS, loss in ("logistic", "softmax")
     names, features, effect = [], [], np.zeros(size)
-    columns: dict[str, Any] = {k: v for k, v in schema.columns.items() if v is not None}
+    columns = {name: kind or Numeric() for name, kind in schema.columns.items()}
     for place, (key, kind) in enumerate(columns.items()):
         names += kind.names(key)
         if not kind.categories:
@@ -420,10 +416,11 @@ def made_records(
         effect += (-1) ** place * added
     effect = (effect - np.mean(effect)) / max(float(np.std(effect)), 1e-9)
     known, rest = math.sqrt(signal), math.sqrt(1 - signal)
-    if loss == "logistic":
-        odds = effect * math.pi / math.sqrt(3) * known / rest
-        odds += rng.logistic(size=size)
+    if is_class:
+        odds = effect * math.pi / math.sqrt(3) * known / rest + rng.logistic(size=size)
         targets = np.where(odds > np.quantile(odds, 1 - base_rate), 1.0, -1.0)
+        if k := len(schema.classes):  # of equal shares, one after another
+            targets = np.searchsorted(np.quantile(odds, np.arange(1, k) / k), odds)
     elif is_amount:
         targets = np.exp(known * effect + rest * rng.standard_normal(size) - 0.5)
         if loss == "poisson":
@@ -436,7 +433,7 @@ def made_records(
     targets = targets.astype(np.float32)
     return Dataset(
         name="made records",
-        task="classification" if loss == "logistic" else "regression",
+        task="classification" if is_class else "regression",
         feature_names=(*names, "intercept"),
         features=rows[:num_samples],
         targets=targets[:num_samples],

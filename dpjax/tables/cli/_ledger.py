@@ -276,8 +276,15 @@ def charge(
         filled = read.filter
         try:
             filled.spend(*parts.values())
-        except ValueError as why:
-            raise ValueError(f"{said_left(filled)} --ledger {path}: {why}") from None
+        except ValueError:
+            cost = f"pure epsilon = {rounded_up(price.divergence, 4)}"
+            if filled.order != math.inf:
+                cost = _one_run(filled, price.divergence, rounded_up)
+            why = f"{said_left(filled)} This run would cost {cost}."
+            if price.delta > (left := filled.left.delta):
+                need, rest = rounded_up(price.delta, 3), rounded_down(left, 3)
+                why += f" Of delta it needs {need}, and {rest} is left."
+            raise ValueError(f"{why} Lower --epsilon. --ledger {path}") from None
         stated = (f"{k}, {claim(x.epsilon, x.delta)}" for k, x in parts.items())
         entry = Entry(secrets.token_hex(8), today(), method, tuple(stated), price)
         entries = (*read.entries, entry)

@@ -9,24 +9,24 @@ from typing import Any
 import jax
 import numpy as np
 from rich.console import Console
-from rich.table import Table as Rows
 
 import dpjax
 from dpjax._rounding import claim, digits, rounded_up
-from dpjax.accounting import PrivacyGuarantee
 from dpjax.datasets import Categorical, Dataset, Numeric
 from dpjax.solvers import Solution
 from dpjax.solvers.linear._constant import missing_share
 from dpjax.tables._statement import Statement
-from dpjax.tables.cli._fit import Evaluation, Plan, Score
+from dpjax.tables.cli._fit import Plan, Score
 from dpjax.tables.cli._ranges import Ranges
 from dpjax.tables.cli._run import Run
 from dpjax.tables.cli._schema import Schema
 from dpjax.tables.cli._settings import link_of
 from dpjax.tables.cli._terminal import table_of
 from dpjax.tables.models._model import Model, model_file
+from dpjax.tables.models._scores import Interval
 
 NAMES = MODEL, REPORT = "model.npz", "report.json"
+_ADVICE = "More records, a larger epsilon or fewer columns would help."
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +38,7 @@ class Trained:
     solution: Solution
     schema: Schema | None = None  # of a file, with released ranges
     ranges: Ranges | None = None
-    evaluation: Evaluation | None = None
+    evaluation: dict[str, Any] | None = None  # what `evaluate` returns
     scores: list[Score] | None = None  # of all methods, on public records only
     entry: str | None = None  # in the ledger
 
@@ -51,6 +51,7 @@ class Trained:
     def report(self, noise_key: str) -> dict[str, Any]:
         """Returns report.json's content; `noise_key` is the key's source, in words."""
         run, plan, data = self.run, self.plan, self.data
+        power = getattr(plan.loss_fn, "power", None)
         content: dict[str, Any] = {
             "dpjax": dpjax.__version__,
             "data": data.name,
@@ -62,7 +63,7 @@ class Trained:
             "target_unit": data.target_unit,
             "method": run.method,
             "loss": plan.loss,
-            "arguments": _plain({"power": plan.power, **plan.arguments}),
+            "arguments": _plain({"power": power, **plan.arguments}),
             "stats": _plain(self.solution.stats),
             "privacy": Statement.of(run.privacy).content() | {"noise_key": noise_key},
         }
@@ -79,16 +80,15 @@ class Trained:
                     "method": name,
                     "epsilon": privacy.epsilon if privacy.epsilon < math.inf else None,
                     "delta": privacy.delta if privacy.epsilon < math.inf else None,
-                    "test_risk": _number(risk),
-                    _score_name(data): _number(score),
+                    **dict(zip(_score_names(data), map(_number, numbers), strict=True)),
                 }
-                for name, privacy, risk, score in self.scores
+                for name, privacy, *numbers in self.scores
             ]
         if run.table is not None and run.table.units is not None:
             content["unit"] = run.table.units.report()
         if self.evaluation is not None:
             privacy = Statement.of(run.released["evaluation"]).content()
-            content["evaluation"] = self.evaluation.report() | {"privacy": privacy}
+            content["evaluation"] = self.evaluation | {"privacy": privacy}
         more = {"sample": run.sample, "ledger_entry": self.entry}
         return content | {name: x for name, x in more.items() if x is not None}
 
@@ -113,7 +113,7 @@ class Trained:
             target_name="target" if table is None else table.target,
             target=target,
             target_unit=data.target_unit,
-            link="logit" if is_classification else link_of(self.plan.loss),
+            link=link_of(self.plan.loss),
             exposure=None if schema is None else schema.exposure,
             privacy=self.run.privacy,
             method=self.run.method,
@@ -165,11 +165,11 @@ def _number(x: Any) -> float | None:
     return float(x) if math.isfinite(x) else None
 
 
-def _score_name(data: Dataset) -> str:
-    """Returns the name of the score that is shown with the risk."""
+def _score_names(data: Dataset) -> tuple[str, str, str]:
+    """Returns the names of the numbers in a `Score` of public records."""
     if data.task == "classification":
-        return "accuracy"
-    return f"mean absolute error ({data.target_unit})"
+        return "test_risk", "AUC", "accuracy"
+    return "test_risk", "R2", f"mean absolute error ({data.target_unit})"
 
 
 def show(console: Console, trained: Trained) -> None:
@@ -198,7 +198,18 @@ def show(console: Console, trained: Trained) -> None:
         f"{trained.plan.loss} loss, {', '.join(steps)}"
     )
     if trained.scores:
-        console.print(_table(data, trained.scores))
+        head, lines = ["method", "private", *_score_names(data)], []
+        for name, privacy, risk, quality, score in trained.scores:
+            costs = rounded_up(privacy.epsilon, 4), rounded_up(privacy.delta, 2)
+            spent = f"({', '.join(costs)})-DP" if privacy.epsilon < math.inf else "no"
+            lines.append([name, spent, f"{risk:.4f}", f"{quality:.3f}", digits(score)])
+        table_of_all = table_of([x.replace("_", " ") for x in head], lines, head[2:])
+        table_of_all.columns[0].no_wrap = True
+        console.print(table_of_all)
+        if trained.scores[-1].risk >= trained.scores[0].risk:
+            console.print(f"The last model is no better than the constant. {_ADVICE}")
+    if trained.evaluation is not None:
+        _show_evaluation(console, trained, trained.evaluation)
     text = claim(run.privacy.epsilon, run.privacy.delta)
     console.print(f"Privacy of {run.method}: {text}. {run.privacy}")
     if ranges is not None:
@@ -215,9 +226,7 @@ def show(console: Console, trained: Trained) -> None:
             style="yellow",
         )
     show_units_and_sample(console, run)
-    if trained.evaluation is not None:
-        _show_evaluation(console, trained.evaluation, run.released["evaluation"])
-    elif not trained.scores:
+    if not (trained.evaluation or trained.scores):
         console.print(
             "Test risks and comparisons are not shown, because no guarantee would "
             "cover them: --holdout 0.2 releases private scores."
@@ -239,51 +248,54 @@ def show_units_and_sample(console: Console, run: Run) -> None:
 
 
 def _show_evaluation(
-    console: Console, evaluation: Evaluation, privacy: PrivacyGuarantee
+    console: Console, trained: Trained, scores: Mapping[str, Any]
 ) -> None:
     """Prints private scores on held-out records, of the model and of a constant."""
+    privacy = trained.run.released["evaluation"]
     console.print(
-        f"On {evaluation.num_samples:,} records held out, by a budget of their own of "
+        f"On {scores['num_samples']:,} records held out, by a budget of their own of "
         f"{claim(privacy.epsilon, privacy.delta)}; in brackets, 95 percent bounds for "
-        f"sampling and noise. The constant is {evaluation.constant}."
+        f"sampling and noise. The constant is {scores['constant']}."
     )
-    scores = evaluation.scores
-    if scores.num_scored < evaluation.num_samples:
+    if scores["num_scored"] < scores["num_samples"]:
         console.print(
-            f"About {scores.num_scored:,.0f} of them have a target that can be "
+            f"About {scores['num_scored']:,.0f} of them have a target that can be "
             "read, by a private count; the others have no weight."
         )
-    lines = [[name, *map(str, both)] for name, *both in scores.measures]
-    for low, high, share in scores.calibration:
-        name = f"share of +1 where {low:.0%} to {high:.0%} is predicted"
-        lines.append([name, str(share), ""])
-    head = ["measure", "model", "constant"]
+    head, lines = rows_of_scores(scores)
     console.print(table_of(head, lines, head[1:]))
-    by_name = {x.name.split(" of")[0]: x.model.value for x in scores.measures}
-    if "median" in by_name:
-        half, most = (digits(by_name[name]) for name in ("median", "90th percentile"))
+    if verdict := scores["verdict"]:
+        console.print(f"{verdict} {_ADVICE} {_plan_of(trained)}", style="bold")
+    known = {
+        k.split(" of")[0]: x["model"]["value"] for k, x in scores["measures"].items()
+    }
+    if "median" in known:
+        half, most = (digits(known[name]) for name in ("median", "90th percentile"))
         console.print(
             f"How to read it: half of the predictions are off by at most {half}, and "
             f"nine of ten by at most {most}; one of ten is off by more."
         )
 
 
-def _table(data: Dataset, scores: list[Score]) -> Rows:
-    """Returns a table for public data: privacy, test risk and score by method."""
-    table = Rows()
-    table.add_column("method", no_wrap=True)
-    table.add_column("private")
-    for title in ("test risk", _score_name(data)):
-        table.add_column(title, justify="right")
-    form = "{:.1%}" if data.task == "classification" else "{:.4g}"
-    for name, privacy, risk, score in scores:
-        spent = f"({rounded_up(privacy.epsilon, 4)}, {rounded_up(privacy.delta, 2)})-DP"
-        is_private = privacy.epsilon < math.inf
-        table.add_row(
-            name,
-            spent if is_private else "no",
-            f"{risk:.4f}",
-            form.format(score),
-            style="bold" if is_private else None,
-        )
-    return table
+def rows_of_scores(scores: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Returns the titles and the rows of a table of scores, of report.json."""
+    lines = [
+        [name, *(str(Interval(**both[x])) for x in ("model", "constant"))]
+        for name, both in scores.get("measures", {}).items()
+    ]
+    for x in scores.get("calibration", ()):
+        name = f"share of +1 where {x['from']:.0%} to {x['to']:.0%} is predicted"
+        lines.append([name, str(Interval(**x["share"])), ""])
+    return ["measure", "model", "constant"], lines
+
+
+def _plan_of(trained: Trained) -> str:
+    """Returns the command that estimates what a run like this one would need."""
+    settings, loss = trained.run.settings, trained.plan.loss
+    epsilons = (f"{factor * settings.epsilon:g}" for factor in (1, 3, 10))
+    words = f"dpjax plan {settings.schema} --rows {len(trained.data.features)}"
+    words += f" --loss {loss} --epsilon {','.join(epsilons)}"
+    if loss == "logistic" and "constant" in (stats := trained.solution.stats):
+        share = 1 / (1 + math.exp(-float(stats["constant"])))
+        words += f" --base-rate {share:.2g}"
+    return f"To see how much, without reading a record: {words}"

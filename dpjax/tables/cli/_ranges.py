@@ -18,6 +18,7 @@ from dpjax.solvers.statistics._noisy_mean import one_gaussian
 from dpjax.solvers.statistics._scales import Noise, Standard, least_seen, release_scales
 from dpjax.tables.cli._sources import Table
 from dpjax.tables.cli._terminal import warn
+from dpjax.tables.cli._units import privacy_of_units
 from dpjax.tables.columns._kinds import Numeric
 from dpjax.tables.io._texts import float32_of
 
@@ -34,7 +35,7 @@ _FEATURES_SHARE = 1 - 1 / 3  # of the budget, if the target needs a share, too
 class Ranges:
     """Centers and scales of columns, planned or released, and their cost."""
 
-    num_samples: int
+    num_samples: int  # records, or units
     # The center and scale of each column; before the release, 0 and 1. Features are
     # left out if their scales would be noise.
     columns: Mapping[str, Numeric]
@@ -43,6 +44,7 @@ class Ranges:
     least_seen: float
     is_informative: bool  # False if features are left out, or the target has no scale
     noise: Noise  # of all releases together
+    unit: str  # the difference between neighboring tables, in words
 
     def joined(self, training: PrivacyGuarantee) -> PrivacyGuarantee:
         """Returns the guarantee of these centers and scales and a training together.
@@ -57,18 +59,20 @@ class Ranges:
             sum_up(*(part.delta for part in parts)),
             dp_event=ComposedDpEvent(events),
             num_samples=self.num_samples,
+            unit=self.unit,
         )
 
 
 def plan_ranges(table: Table, epsilon: float, delta: float) -> Ranges:
     """Plans the release of the centers and scales that the schema does not declare.
 
-    Only public facts are used. The budget, `epsilon` and `delta`, decides how many
-    records must have numbers of about one size, so that a column's scale exceeds the
-    noise. If these are over half of all records, features are left out, and the target
-    gets the full budget.
+    Only public facts are used. The budget of one record, or place of a unit, `epsilon`
+    and `delta`, decides how many records must have numbers of about one size, so that a
+    column's scale exceeds the noise. If these are over half of all records, features
+    are left out, and the target gets the full budget.
     """
-    names, num_samples = table.open_columns(), table.num_samples
+    names = table.open_columns()
+    num_samples = table.num_samples * table.places_per_unit
     rule = "left out where the schema declares all centers and scales"
     _validate.require(len(names) > 0, "--private-ranges", "a share", rule)
     has_target = table.schema.target is None
@@ -88,7 +92,8 @@ def plan_ranges(table: Table, epsilon: float, delta: float) -> Ranges:
         nothing: Any = {"dp_event": NoOpDpEvent(), "num_samples": num_samples}
         privacy = PrivacyGuarantee.of(0.0, 0.0, **nothing)
     columns = dict.fromkeys(names, Numeric())
-    return Ranges(num_samples, columns, privacy, least, is_informative, noise)
+    privacy, sizes = privacy_of_units(privacy, table.units), (least, is_informative)
+    return Ranges(table.num_samples, columns, privacy, *sizes, noise, table.unit_words)
 
 
 def _target_share(num_columns: int) -> float:
@@ -114,15 +119,17 @@ def release_ranges(
     Privacy:
         `planned.privacy` under replace-one: one Gaussian mechanism.
     """
-    is_training, schema = ~table.is_test, table.schema
+    schema, trained = table.schema, table.trained
     numbers = {
-        name: float32_of(table.columns[name])[is_training].astype(np.float64)
+        name: trained(float32_of(table.columns[name])).astype(np.float64)
         for name in planned.columns
     }
     weights, shares = (
-        None if x is None else x.shares(table.columns[x.column])[is_training]
+        None if x is None else trained(x.shares(table.columns[x.column]))
         for x in (schema.weight, schema.exposure)
     )
+    if weights is None and table.units is not None:  # empty places do not count
+        weights = trained(np.ones(len(table.units.index)))
     noise, share = planned.noise, _target_share(len(numbers))
     target = numbers.pop(table.target, None)
     feature_key, target_key = jax.random.split(key)
@@ -151,9 +158,10 @@ def release_ranges(
         columns[table.target] = Numeric(center, scale)
         is_informative &= standard.is_known.item()
     if not is_informative:
+        num_places = planned.num_samples * table.places_per_unit
         warn(
             "Warning: the private centers and scales may be mere noise (a scale is "
-            f"detected if {planned.least_seen:,.0f} of {planned.num_samples:,} records "
+            f"detected if {planned.least_seen:,.0f} of {num_places:,} records "
             "have numbers of about that size). Features without a scale are left out. "
             "Declare centers and scales in the schema, or raise --private-ranges."
         )

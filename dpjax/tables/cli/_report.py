@@ -25,7 +25,7 @@ from dpjax.tables._statement import Statement
 from dpjax.tables.cli import _settings, _terminal
 from dpjax.tables.cli._ledger import Ledger, read_ledger, said_left
 from dpjax.tables.cli._options import FROM_SYSTEM
-from dpjax.tables.cli._outputs import MODEL, REPORT
+from dpjax.tables.cli._outputs import MODEL, REPORT, rows_of_scores
 from dpjax.tables.cli._saved import figure_of, limits_of, meaning, weights_of
 from dpjax.tables.columns._kinds import Numeric, labels_of
 from dpjax.tables.describe._description import Description, Row, costs_of, numbers_of
@@ -173,9 +173,10 @@ def _values(
     values["command"] = f"{name} {content['data']}{options}"
     values["columns"] = _listed(columns)
     values["versions"] = ", ".join(f"{k} {v}" for k, v in versions.items())
-    for name, both in [*scores.get("measures", {}).items()][::-1]:
-        model, constant = _bounds(both["model"]), _bounds(both["constant"])
-        values["quality"] = f"{name} {model}, of a constant {constant}"
+    values["verdict"], rows = scores.get("verdict"), rows_of_scores(scores)[1]
+    quality = [f"{name} {model}, of a constant {x}" for name, model, x in rows[:2]]
+    values["quality"] = "; ".join(quality) or None
+    for name in [*scores.get("measures", {})][::-1]:
         is_loss = " loss" in name or " deviance" in name
         values[f"read_{'loss' if is_loss else name.split(' ')[0]}"] = name
     entries = [] if ledger is None else [entry.id for entry in ledger.entries]
@@ -254,17 +255,7 @@ def _of_model(content: Content, model: Model) -> dict[str, list[Block]]:
         "numbers": [*_numbers(model)],
     }
     if (scores := content.get("evaluation")) is not None:
-        lines = [
-            [name, *(_bounds(both[x]) for x in ("model", "constant"))]
-            for name, both in scores["measures"].items()
-        ]
-        parts["measures"] = [Rows(["measure", "model", "constant"], lines)]
-        lines = [
-            [f"{x['from']:.0%} to {x['to']:.0%}", _bounds(x["share"])]
-            for x in scores["calibration"]
-        ]
-        head = ["predicted probability", "share with the label"]
-        parts["calibration"] = [Rows(head, lines)] if lines else []
+        parts["measures"] = [Rows(*rows_of_scores(scores))]
     if lines := content.get("comparison"):
         head = [name.replace("_", " ") for name in lines[0]]
         rows = [[*map(_plain, line.values())] for line in lines]
@@ -321,11 +312,6 @@ def _listed(names: Iterable[Any]) -> str:
     shown = [*map(str, names)]
     more = len(shown) - _MOST_NAMES
     return ", ".join(shown[:_MOST_NAMES]) + (f" and {more:,} more" if more > 0 else "")
-
-
-def _bounds(pair: Content) -> str:
-    value, low, high = (digits(pair[name]) for name in ("value", "low", "high"))
-    return f"{value} ({low} to {high})"
 
 
 def _percent(share: float) -> str:

@@ -111,12 +111,16 @@ def plan_training(settings: Settings, source: Table | Dataset) -> Run:
     asked, own, budget = _budgets(settings, table)
     if (share := settings.private_ranges) is not None:
         # The ranges take a share of the budget, and the model has the rest.
-        part = Budget(share * own.epsilon, share * own.delta)
-        ranges = plan_ranges(table, *part)
-        budget = Budget(*map(difference_down, own, part))
+        part, each = (
+            Budget(share * own.epsilon, share * own.delta),
+            table.places_per_unit,
+        )
+        rest = Budget(*map(difference_down, own, part))
+        ranges = plan_ranges(table, *group_budget(*part, each))
+        budget = Budget(*group_budget(*rest, each))
         table = table.with_ranges(ranges.columns)
     data = blank_data(table)
-    plan = _fit.make_plan(settings, data, budget)
+    plan = _fit.make_plan(settings, data, budget, table.schema)
     training = privacy_of_units(training_privacy(plan, data), units)
     if ranges is not None:
         training = ranges.joined(training)

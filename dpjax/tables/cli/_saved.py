@@ -19,6 +19,7 @@ from dpjax.tables.io._tables import Column, column_names, read_columns
 from dpjax.tables.io._texts import Texts, text_of
 from dpjax.tables.io._untrusted import harmless
 from dpjax.tables.models._model import Model, load_model
+from dpjax.tables.models._terms import interpolated
 
 _WHERE = "where it is"
 _SHOWN = (-2.0, -1.0, 0.0, 1.0, 2.0)  # where values of curves are shown, in scales
@@ -83,7 +84,7 @@ def figure_of(model: Model, *, is_dark: bool = False) -> Any:
             shapes[name] = shapes[name]._replace(grid=np.array(labels_of(kind)))
     return _pages.plot(
         shapes,
-        [],
+        [*_classes_of(model)],
         label,
         title=[f"{model.method} of {model.data}: {stated}", f"What a column {effect}"],
         is_factor=model.link == "log",
@@ -98,6 +99,10 @@ def _words_of(model: Model) -> tuple[str, str, str]:
     """
     name = target = model.target_name
     number = "number" if model.curves.knots else "coefficient"
+    if classes := _classes_of(model):
+        text = f"Predicts the probabilities of {name} = {', '.join(classes)}, which "
+        text += f"are in proportion to e^score. A {number} is what is added to a score."
+        return "added score", f"adds to the score of each {name}", text
     if model.positive is not None:
         target += f" = {model.positive} ({model.target_unit})"
         text = f"Predicts the probability of {target}. A {number} is what is added to "
@@ -132,25 +137,32 @@ def weights_of(model: Model) -> tuple[list[str], list[list[str]]]:
     title = "coefficient" if is_linear else "adds"
     title = "factor" if model.link == "log" else title
     for key, where, numbers in _coefficients(model) if is_linear else _points(model):
+        numbers = np.reshape(numbers, (len(numbers), -1))  # a column for each class
         if model.link == "log":
-            numbers = [math.exp(min(number, 700.0)) for number in numbers]
-        lines.append([key, where, " to ".join(map(digits, numbers))])
-    return ["column", _WHERE, title], lines
+            numbers = np.exp(np.minimum(numbers, 700.0))
+        lines.append([key, where, *(" to ".join(map(digits, x)) for x in numbers.T)])
+    return ["column", _WHERE, *(_classes_of(model) or [title])], lines
 
 
-def _coefficients(model: Model) -> Iterator[tuple[str, str, list[float]]]:
+def _classes_of(model: Model) -> tuple[str, ...]:
+    """Returns the names of several classes that the model predicts, else ()."""
+    return model.target.categories if model.link == "softmax" else ()
+
+
+def _coefficients(model: Model) -> Iterator[tuple[str, str, list[Any]]]:
     """Yields (column, category or "larger by 1", [coefficient]), for `weights_of`."""
     weights = model.coefficients()
     for key, kind in model.columns.items():
         if not kind.categories:
             yield key, "larger by 1", [weights[key]]
         for name, where in zip(kind.categories, labels_of(kind), strict=True):
-            yield key, where, [weights.get(f"{key}={name}", 0.0)]
+            nothing = np.zeros_like(weights["intercept"])  # of the reference
+            yield key, where, [weights.get(f"{key}={name}", nothing)]
     where = f"all at 0 or {_baseline(model)}{_at_one(model)}"
     yield "intercept", where, [weights["intercept"]]
 
 
-def _points(model: Model) -> Iterator[tuple[str, str, list[float]]]:
+def _points(model: Model) -> Iterator[tuple[str, str, list[Any]]]:
     """Yields (column, value of the column, [contribution]), for `weights_of`.
 
     A column of numbers begins with the range [low, high] of its contributions.
@@ -164,9 +176,9 @@ def _points(model: Model) -> Iterator[tuple[str, str, list[float]]]:
         else:
             how = f"{len(curves.knots)} knots" if key in bent else "a line"
             where = f"{how}, {digits(grid[0])} to {digits(grid[-1])}"
-            yield key, where, [values.min(), values.max()]
+            yield key, where, [values.min(axis=0), values.max(axis=0)]
             at = [kind.center + kind.scale * x for x in _SHOWN if abs(x) <= kind.limit]
-            points = zip(map(digits, at), np.interp(at, grid, values), strict=True)
+            points = zip(map(digits, at), interpolated(at, grid, values), strict=True)
         for where, value in points:
             yield key, where, [value]
     where = f"all at their centers or {_baseline(model)}{_at_one(model)}"
@@ -245,13 +257,18 @@ def predict(settings: _settings.PredictSettings) -> None:
     say_to_curator([*_said_of_cells(model, known), *about_means])
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
-    title = f"predicted_{model.target_name}"
-    if model.positive is not None:
-        title = f"probability_{model.target_name}={model.positive}"
-    writer.writerow(map(harmless, [*copied, title]))
-    cells = [_written(columns[name]) for name in copied]
-    shown = [f"{prediction:.9g}" for prediction in predictions.tolist()]
-    writer.writerows(zip(*cells, shown, strict=True))
+    titles, cells = [*copied], [_written(columns[name]) for name in copied]
+    labels = _classes_of(model)
+    if labels or model.positive is None:
+        titles.append(f"predicted_{model.target_name}")
+    if labels:
+        cells.append(map(labels.__getitem__, predictions.argmax(axis=1).tolist()))
+    for label in labels or filter(None, [model.positive]):
+        titles.append(f"probability_{model.target_name}={label}")
+    writer.writerow(map(harmless, titles))
+    for column in np.reshape(predictions, (len(predictions), -1)).T:
+        cells.append(f"{prediction:.9g}" for prediction in column.tolist())
+    writer.writerows(zip(*cells, strict=True))
     _terminal.write_output(settings.output, text.getvalue().encode("utf-8", "replace"))
 
 
@@ -274,14 +291,14 @@ def _said_of_cells(model: Model, columns: Mapping[str, Column]) -> Iterator[str]
             yield f"{name}: {far}: they count as this, as in training."
         if cells.undecoded:
             yield f"{name}: {undecoded(cells)}"
-        count = cells.total - cells.used
+        count = cells.missing + cells.unread  # other texts are the reference
         problem = "hold no number"
         if kind.categories:
-            problem = "match no category"
-            if 0 < cells.missing < count:
-                problem += f", {cells.missing:,} of them without a value"
-            if len(kind.categories) == 1:  # e.g. "yes": "no" is expected, too
-                problem, count = "hold no value", cells.missing
+            problem = "hold no value"
+            if cells.unread:
+                problem = f"match no category, such as {cells.example!r}"
+                if cells.missing:
+                    problem += f", {cells.missing:,} of them without a value"
         elif is_amount:
             problem = "hold no number from zero on"
         if count:

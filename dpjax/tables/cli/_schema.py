@@ -12,9 +12,10 @@
     reference = "Ghent"      # the first by default; other texts count as it. With
                              # others = "reference" each category has a weight
 
-    [target]                 # like a column of numbers, or, for the logistic loss,
+    [target]                 # center and scale, as a column of numbers; or
     column = "sold"          # left out if --target names it
-    positive = "yes"         # this value counts as +1, any other value as -1
+    positive = ["yes", "y"]  # or one text: this is +1, other texts are -1; or
+    categories = ["a", "b"]  # two classes or more; other texts have no weight
 
     [exposure]               # for poisson, gamma and tweedie: the target then has only
     column = "years"         # a scale, for exposure 1; means are in proportion to it
@@ -48,6 +49,9 @@ UNFILLED = Categorical((FILL_IN,))
 Kind = Numeric | Categorical | BoundedColumn | None  # None: numbers of unknown range
 _NUMERIC, _CATEGORY = {"center", "scale"}, str | int | float
 _BOUNDED = {"exposure", "weight"}
+# Keys that people write, and the right ones.
+_MEANT = dict.fromkeys(("classes", "levels", "labels", "values"), "categories")
+_MEANT |= {"mean": "center", "median": "center", "std": "scale", "sd": "scale"}
 
 
 @dataclass(frozen=True)
@@ -56,11 +60,20 @@ class Schema:
 
     # The features; None for numbers whose center and scale are released privately.
     columns: Mapping[str, Numeric | Categorical | None]
-    # A number, or for classification the only positive category; None as for a column.
+    # A number, or for classification the positive labels, or all classes; None as for
+    # a column.
     target: Numeric | Categorical | None
     target_column: str | None = None  # its name, if the schema has it
     exposure: BoundedColumn | None = None  # the target's mean is proportional to it
     weight: BoundedColumn | None = None  # the weights of records
+    link: Link = "identity"  # of the losses that suit the target
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The classes of the target, or () if it is a number or a label."""
+        if self.target is None or self.link != "softmax":
+            return ()
+        return self.target.categories
 
     @property
     def bounded(self) -> dict[str, BoundedColumn]:
@@ -68,12 +81,17 @@ class Schema:
         both = [x for x in (self.exposure, self.weight) if x is not None]
         return {x.column: x for x in both}
 
+    def kinds(self, target: str | None) -> dict[str, Kind]:
+        """Returns the declaration of each column, `target` (a name) included."""
+        kinds: dict[str, Kind] = {**self.columns, **self.bounded}
+        return kinds | ({} if target is None else {target: self.target})
+
 
 def read_schema(path: Path, *, link: Link | None, allows_empty: bool = False) -> Schema:
     """Returns the schema that a TOML file declares; raises `ValueError` if it is wrong.
 
-    `link` is that of the loss: for "logit" `[target]` needs `positive`, for "log"
-    `scale`, else `center` and `scale`. None accepts any of these, or no target. With
+    `link` is that of the loss: for "logit" `[target]` needs `positive`, for "softmax"
+    `categories`, for "log" `scale`, else `center` and `scale`. None accepts any. With
     `allows_empty`, for `--private-ranges`, a section of numbers may be empty.
     """
     _require(path.is_file(), str(path), "a file that exists")
@@ -100,15 +118,15 @@ def read_schema(path: Path, *, link: Link | None, allows_empty: bool = False) ->
     asked = link
     if link is None:
         link = "log" if _has(target, "scale") else "identity"
-        if isinstance(target, dict) and "positive" in target:
-            link = "logit"
+        keys = target if isinstance(target, dict) else {}
+        link = "softmax" if "categories" in keys else link
+        link = "logit" if "positive" in keys else link
     kinds = {name: _column(name, x, allows_empty) for name, x in columns.items()}
     bounded = {name: _bounded(name, content[name]) for name in _BOUNDED & set(content)}
     if link == "logit":
-        rule = "a file with positive, the text or number that counts as +1, in [target]"
-        is_fine = _has(target, "positive") and isinstance(target["positive"], _CATEGORY)
-        _require(is_fine, target, rule)
-        kind = Categorical((_label(target["positive"]),))
+        kind = _labels(target, "positive", "the text or number that counts as +1", 1)
+    elif link == "softmax":
+        kind = _labels(target, "categories", "a list of two classes or more", 2)
     elif link == "log":
         # The target of a log link has no center.
         rule = f"a file with scale, and center 0 or none, in [target], for {AMOUNTS}"
@@ -119,7 +137,20 @@ def read_schema(path: Path, *, link: Link | None, allows_empty: bool = False) ->
             kind = for_largest(kind, bounded.get("exposure"))
     else:
         kind = _numeric("[target]", target, allows_empty)
-    return Schema(kinds, kind, target_column, **bounded)
+    return Schema(kinds, kind, target_column, **bounded, link=link)
+
+
+def _labels(target: Any, name: str, meaning: str, least: int) -> Categorical:
+    """Returns the labels of a target, `least` or more, which it has under `name`."""
+    labels = target[name] if _has(target, name) else []
+    labels = labels if isinstance(labels, list) else [labels]
+    is_fine = len(labels) >= least and all(isinstance(x, _CATEGORY) for x in labels)
+    rule = f"a file with {name}, {meaning}{' (or a list)' * (least == 1)}, in [target]"
+    _require(is_fine, target, rule)
+    try:
+        return Categorical(tuple(map(_label, labels)))
+    except ValueError as why:
+        raise ValueError(f"--schema, [target]: {why}") from None
 
 
 def for_largest(kind: Numeric, exposure: BoundedColumn | None) -> Numeric:
@@ -130,22 +161,17 @@ def for_largest(kind: Numeric, exposure: BoundedColumn | None) -> Numeric:
 
 def declared_columns(
     settings: CheckSettings | DescribeSettings,
-) -> tuple[dict[str, Kind], str | None, list[str]]:
+) -> tuple[Schema, str | None, list[str]]:
     """Reads --schema for a command that checks or describes a file, DATA.
 
-    Returns the declaration of each column that the schema names (None: numbers of
-    unknown range), the name of the target or None, and the names of all columns of the
-    file. Raises `ValueError` if the file lacks a column of the schema.
+    Returns the schema, the name of the target or None, and the names of all columns of
+    the file. Raises `ValueError` if the file lacks a column of the schema.
     """
     path = Path(settings.source)
     names = column_names(path, settings.text_format)
     check_target(settings.target, names)
     declared = read_schema(settings.schema, link=None, allows_empty=True)
-    target = check_columns(declared, settings.target, path, names)
-    kinds: dict[str, Kind] = {**declared.columns, **declared.bounded}
-    if target is not None:
-        kinds[target] = declared.target
-    return kinds, target, names
+    return declared, check_columns(declared, settings.target, path, names), names
 
 
 def check_target(target: str | None, names: list[str]) -> None:
@@ -183,6 +209,9 @@ def check_columns(
 
 
 def _require(is_fine: bool, value: Any, rule: str) -> None:
+    for name in [*value] if isinstance(value, dict) and not is_fine else ():
+        if name in _MEANT:
+            rule += f"; write {_MEANT[name]} in the place of {name}"
     _validate.require(is_fine, "--schema", value, rule)
 
 

@@ -8,7 +8,7 @@ import dataclasses
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 from dpjax import _validate
 from dpjax.datasets._dataset import PUBLIC_SETS
@@ -30,7 +30,9 @@ from dpjax.tables.io._untrusted import toml_content
 if TYPE_CHECKING:
     from dpjax.tables.models._terms import Link
 
-LossName = Literal["logistic", "squared", "huber", "poisson", "gamma", "tweedie"]
+LossName = Literal[
+    "logistic", "softmax", "squared", "huber", "poisson", "gamma", "tweedie"
+]
 ModelName = Literal["additive", "linear"]
 FOR_AMOUNTS: tuple[LossName, ...] = ("poisson", "gamma", "tweedie")
 AMOUNTS = "poisson, gamma or tweedie"
@@ -43,7 +45,8 @@ def link_of(name: LossName | None) -> "Link":
     """Returns the link function of a loss."""
     if name in FOR_AMOUNTS:
         return "log"
-    return "logit" if name == "logistic" else "identity"
+    own: dict[str | None, Link] = {"logistic": "logit", "softmax": "softmax"}
+    return own.get(name, "identity")
 
 
 def public_name(data: str) -> str | None:
@@ -206,9 +209,10 @@ class Settings(ReleaseOptions):
         "Records of other values are left out."
     )
     loss: LossName | None = of_method(
-        "Needed for a file; by default what suits the data set's task: logistic for a "
-        "class, squared or huber for a number, and with log link poisson for counts, "
-        "gamma for amounts and tweedie for amounts that may be zero."
+        "By default what suits the target: logistic for a label, softmax for several "
+        "classes, squared for a number (huber is robust). With log link, and a target "
+        "with a scale alone: poisson for counts, gamma for amounts, tweedie for "
+        "amounts that may be zero."
     )
     power: float | None = of_method(
         "For --loss tweedie: the variance is proportional to this power of the mean; "
@@ -237,7 +241,6 @@ class Settings(ReleaseOptions):
         is_tweedie, is_linear = self.loss == "tweedie", self.model == "linear"
         # An option, whether it may be given, and when it must be left out.
         for name, is_fine, where in (
-            ("private_ranges", one_record, "with --unit, which it does not support"),
             ("intervals", one_record, "with --unit, whose records are dependent"),
             ("unit_names", not one_record, "without --unit"),
             ("power", is_tweedie, "without --loss tweedie"),
@@ -248,17 +251,18 @@ class Settings(ReleaseOptions):
         ):
             self.require(name, is_fine, f"left out {where}")
 
-    def find_loss(self, *, is_classification: bool | None = None) -> LossName:
-        """Returns the chosen loss, or the default of the task, if the task is known."""
-        rule = f"given for a file: {', '.join(get_args(LossName))}"
-        is_fine = self.loss is not None or is_classification is not None
-        _validate.require(is_fine, "--loss", None, rule)
-        return self.loss or ("logistic" if is_classification else "squared")
-
     @property
     def may_bend(self) -> bool:
         """True if columns of numbers may have curves."""
         return self.model != "linear" and not self.max_features and not self.intervals
+
+
+def chosen_loss(settings: "Settings | ForecastSettings", link: "Link") -> LossName:
+    """Returns the chosen loss, or the default for the link of the target."""
+    rule = f"given for a target with a scale alone: {AMOUNTS}"
+    _validate.require(settings.loss is not None or link != "log", "--loss", None, rule)
+    defaults: dict[str, LossName] = {"logit": "logistic", "softmax": "softmax"}
+    return settings.loss or defaults.get(link, "squared")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -304,7 +308,7 @@ class ForecastSettings(Options):
         "The delta of each; n^-1.1 by default.", _validate.probability
     )
     loss: LossName | None = of_method(
-        "The loss; by default logistic for a class, squared for a number."
+        "The loss; by default what suits the target, as for dpjax train."
     )
     model: ModelName | None = of_method(
         "As for dpjax train: additive by default, or linear."

@@ -171,6 +171,12 @@ class Table:
         order = np.random.default_rng(_PUBLIC_SEED).permutation(size)
         return dataclasses.replace(self, is_test=order < num_held_out)
 
+    def trained(self, rows: np.ndarray) -> np.ndarray:
+        """Returns the rows to train on; with units their places, zero where empty."""
+        if self.units is None:
+            return rows[~self.is_test]
+        return self.units.placed(rows, ~self.is_test, self.units.size)
+
     def open_columns(self) -> list[str]:
         """Returns the columns of numbers without center and scale, the target last."""
         kinds = {**self.schema.columns, self.target: self.schema.target}
@@ -211,9 +217,8 @@ def read_private(settings: Settings, key: Key) -> Table:
     than --max-records allows, `key` draws a sample. No value of a cell raises.
     """
     path, text_format = Path(settings.source), settings.text_format
-    schema, target, link = settings.schema, settings.target, link_of(settings.loss)
-    if schema is not None:
-        link = link_of(settings.find_loss())  # an error comes before the file is read
+    schema, target = settings.schema, settings.target
+    link = link_of(settings.loss) if settings.loss else None
     listed = settings.unit_names and read_names(settings.unit_names)
     rule = f"a file, or one of {', '.join(PUBLIC_SETS)}"
     _validate.require(path.exists(), "DATA", str(path), rule)
@@ -230,7 +235,7 @@ def read_private(settings: Settings, key: Key) -> Table:
     left = [k for k, v in declared.columns.items() if v == _schema.UNFILLED]
     rule = f"filled in: the categories of these columns are still {_schema.FILL_IN}"
     _validate.require(not left, "--schema", left, rule)
-    exposure = None if link == "log" else declared.exposure
+    exposure = None if declared.link == "log" else declared.exposure
     rule = f"without [exposure], which is left out without --loss {AMOUNTS}"
     _validate.require(exposure is None, "--schema", exposure, rule)
     target = _schema.check_columns(declared, target, path, names)
@@ -294,8 +299,9 @@ def encode_table(table: Table) -> Dataset:
     """Returns a table's features and targets, encoded by its schema, for the solvers.
 
     The last feature is an intercept of ones. A number is standardized as the schema
-    says; a cell without a number is at the center. In classification, the positive
-    value becomes +1 and any other value -1. A record without a target has weight zero.
+    says; a cell without a number is at the center. In classification, positive values
+    become +1 and any other value -1, or each class its index. A record without a
+    target, or in none of the classes, has weight zero.
     """
     data = blank_data(table)
     target: Any = table.schema.target
@@ -304,30 +310,26 @@ def encode_table(table: Table) -> Dataset:
     if data.schema:  # too small a budget for ranges may leave out all
         features, _ = encode(table.columns, data.schema)
     features = np.hstack([features, np.ones((len(features), 1), np.float32)])
-    targets = target.encode(cells)[:, 0]
+    has_target, is_class = target.is_read(cells), table.schema.link == "softmax"
+    is_label = bool(target.categories) and not is_class
     if target.categories:
-        targets = 2 * targets - 1
+        targets = target.indices(cells) if is_class else 2 * has_target - 1
+        targets = targets.astype(np.float32)
+    else:
+        targets = target.encode(cells)[:, 0]
     weights, exposures = (
         None if bound is None else bound.shares(table.columns[bound.column])
         for bound in (table.schema.weight, table.schema.exposure)
     )
-    is_test, units = table.is_test, table.units
-    # A target is a number, or for labels any text.
-    if target.categories:
+    is_test, units, trained = table.is_test, table.units, table.trained
+    if is_label:  # any text is a label, and what is not positive is negative
         texts, codes = cells.tolist(), slice(None)
         if isinstance(cells, Texts):
             texts, codes = cells.distinct
         is_text = [not is_missing(text_of(text)) for text in texts]
         has_target = np.array(is_text, bool)[codes]
-    else:
-        has_target = target.is_read(cells)
     weights = np.where(has_target, 1.0 if weights is None else weights, 0.0)
     weights = weights.astype(np.float32)  # a unit's empty places have zero
-
-    def trained(rows: np.ndarray) -> np.ndarray:
-        if units is None:
-            return rows[~is_test]
-        return units.placed(rows, ~is_test, units.size)
 
     def tested(rows: np.ndarray) -> np.ndarray:
         # Only a unit's first record is scored, so a unit costs as much as a record.
@@ -355,8 +357,10 @@ def blank_data(table: Table) -> Dataset:
     rule = "complete, with a center and scale of each column"
     _validate.require(not table.open_columns(), "schema", table.open_columns(), rule)
     names = [name for key, kind in declared.items() for name in kind.names(key)]
-    if target.categories:
-        unit = f"+1 for {target.categories[0]}"
+    if table.schema.link == "softmax":
+        unit = f"{len(target.categories)} classes"
+    elif target.categories:
+        unit = f"+1 for {' or '.join(target.categories)}"
     else:
         unit = table.target + (f" / {target.scale:g}" if target.scale != 1 else "")
     num_tested = int(np.sum(table.is_test))

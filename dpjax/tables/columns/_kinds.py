@@ -190,10 +190,11 @@ class Categorical:
         """Returns the names of the features, one for each encoded category."""
         return tuple(f"{column_name}={category}" for category in self.encoded)
 
-    def weights(self, of_features: np.ndarray) -> list[float]:
-        """Returns each category's weight, from those of its features; or 0."""
+    def weights(self, of_features: np.ndarray) -> np.ndarray:
+        """Returns each category's weight (m,) or (m, K), from its feature's; or 0."""
         known = dict(zip(self.encoded, of_features, strict=False))
-        return [float(known.get(x, 0.0)) for x in self.categories]
+        nothing = np.zeros(np.shape(of_features)[1:])
+        return np.array([known.get(x, nothing) for x in self.categories], np.float64)
 
     def is_read(self, column: np.ndarray | Texts) -> np.ndarray:
         """Returns which cells hold a listed category, shape (n,)."""

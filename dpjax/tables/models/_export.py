@@ -134,6 +134,7 @@ class Parts(NamedTuple):
     exposure: Numbers | None
     center: float  # of the target
     scale: float  # of the target
+    classes: tuple[str, ...]  # if there are several, else (); each has its `Parts`
     comments: list[str]  # two printable lines, on the target and the guarantee
 
     @property
@@ -153,7 +154,8 @@ def parts_of(model: "Model", terms: Terms) -> Parts:
     place = 0
     for name, kind in model.columns.items():
         if isinstance(kind, Categorical):
-            columns.append(_levels(name, kind, kind.weights(terms.slopes[place:])))
+            weights = kind.weights(terms.slopes[place:]).tolist()
+            columns.append(_levels(name, kind, weights))
         else:
             at_center = float(terms.curve(place, np.zeros(1))[0])
             of_column = float(kind.center), float(kind.scale), at_center
@@ -170,6 +172,8 @@ def parts_of(model: "Model", terms: Terms) -> Parts:
     privacy, target = model.privacy, model.target_name
     if model.positive is not None:
         target = f"the probability of {target} = {model.positive}"
+    elif classes := model.target.categories:
+        target += f" = {', '.join(classes)}"
     stated = claim(privacy.epsilon, privacy.delta)
     comments = [
         printable(f"Predicts {target}: {model.method} of {model.data}."),
@@ -177,9 +181,10 @@ def parts_of(model: "Model", terms: Terms) -> Parts:
     ]
     score = columns, float(terms.slopes[-1]), model.link, exposure
     units = float(model.target.center), float(model.target.scale)
-    parts = Parts(*score, *units, comments)
+    classes = model.target.categories if model.link == "softmax" else ()
+    parts = Parts(*score, *units, classes, comments)
     levels = (x.weights for x in columns if isinstance(x, Levels))
-    for text in itertools.chain(parts.inputs, *levels):
+    for text in itertools.chain(parts.inputs, classes, *levels):
         written = text.replace("\0", "").encode("utf-8", "ignore").decode()
         rule = "UTF-8 text without NUL, and not empty, to be exported"
         _validate.require(text == written != "", "a name or category", text, rule)
@@ -245,10 +250,11 @@ def _spellings(kind: Categorical) -> dict[str, int]:
     return {text: at for text, at in zip(texts, indices, strict=True) if at >= 0}
 
 
-def sql_file(parts: Parts) -> bytes:
+def sql_file(parts: Parts, *more: Parts) -> bytes:
     """Returns a model, given by its columns, link and units, as one SQL expression.
 
-    In a database it computes `Model.predict` for a row of the table `record`; UTF-8.
+    In a database it computes `Model.predict` for a row of the table `record`, or the
+    most probable class: each has its parts. The text is UTF-8.
     """
     names = [*parts.inputs]
     is_fine = len({name.casefold() for name in names}) == len(names)
@@ -269,14 +275,16 @@ def sql_file(parts: Parts) -> bytes:
     for step in itertools.zip_longest(*of_columns):
         added = "".join(f",\n  {addition}" for addition in step if addition)
         queries.append(f"SELECT *{added} FROM step{len(queries) - 1}")
-    terms = [_number(parts.intercept)]
-    terms += [_added(part, places[part.name]) for part in parts.columns]
-    score = "\n + ".join(terms)
+    scores = []
+    for place, output in enumerate([parts, *more]):
+        terms = [_added(part, places[part.name]) for part in output.columns]
+        score = "\n + ".join([_number(output.intercept), *terms])
+        scores.append(f"{score} AS score{place or ''}")
     factor = _ONE
     if parts.exposure is not None:
         factor = _added(parts.exposure, places[parts.exposure.name])
     last = f"step{len(queries) - 1}"
-    queries.append(f"SELECT {score} AS score, {factor} AS factor FROM {last}")
+    queries.append(f"SELECT {', '.join(scores)}, {factor} AS factor FROM {last}")
     mean = "score"
     if parts.link == "logit":
         mean = f"{_ONE} / ({_ONE} + EXP(-score))"
@@ -288,12 +296,25 @@ def sql_file(parts: Parts) -> bytes:
         mean = f"CASE{cases} ELSE EXP(score) END"
     center, scale = _number(parts.center), _number(parts.scale)
     value = f"{center} + {scale} * factor * ({mean})"
+    if parts.classes:
+        value = _most_probable(parts.classes)
     comments = "".join(f"-- {line}\n" for line in parts.comments)
     # Without MATERIALIZED SQLite would inline each step, and compute it many times.
     named = (f"step{i} AS MATERIALIZED ({query})" for i, query in enumerate(queries))
     steps = ",\n".join(named)
     last = f"step{len(queries) - 1}"
     return f"{comments}(WITH {steps}\nSELECT {value} FROM {last})\n".encode()
+
+
+def _most_probable(classes: tuple[str, ...]) -> str:
+    """Returns as SQL the name of the class with the largest score."""
+    scores = [f"score{place or ''}" for place in range(len(classes))]
+    cases = "".join(
+        f" WHEN {' AND '.join(f'{own} >= {x}' for x in scores[place + 1 :])}"
+        f" THEN {_text(classes[place])}"
+        for place, own in enumerate(scores[:-1])
+    )
+    return f"CASE{cases} ELSE {_text(classes[-1])} END"
 
 
 def _steps_of(part: Numbers | Levels) -> list[str]:
@@ -373,11 +394,11 @@ def _quoted(text: str, mark: str) -> str:
     return f"{mark}{text.replace(mark, 2 * mark)}{mark}"
 
 
-def onnx_file(parts: Parts) -> bytes:
+def onnx_file(parts: Parts, *more: Parts) -> bytes:
     """Returns a model, given by its columns, link and units, as an ONNX graph in bytes.
 
-    Its inputs are the columns (n,), of float64 or text, and its float64 output (n,) has
-    the predictions of `Model.predict`.
+    Its inputs are the columns (n,), of float64 or text, and its float64 output, (n,) or
+    (n, K), has the predictions of `Model.predict`.
     """
     onnx = optional("onnx", "an export to ONNX needs onnx", "export")
     _validate.require(len(parts.columns) > 0, "columns", [], "one or more, for ONNX")
@@ -387,10 +408,13 @@ def onnx_file(parts: Parts) -> bytes:
         output += "_"
     graph, helper = _Graph(onnx, output), onnx.helper
     node, constant = graph.node, graph.constant
-    fixed = sum(p.at_center for p in parts.columns if isinstance(p, Numbers))
-    terms = map(graph.added, parts.columns)
-    mean = node("Sum", constant(parts.intercept + fixed), *terms)
-    if parts.link == "logit":
+    outputs = [parts, *more]
+    columns = zip(*(x.columns for x in outputs), strict=True)
+    intercept = constant(_by_output([x.intercept for x in outputs]))
+    mean = node("Sum", intercept, *itertools.starmap(graph.added, columns))
+    if parts.classes:
+        mean = node("Softmax", mean, axis=1)
+    elif parts.link == "logit":
         mean = node("Sigmoid", mean)
     elif parts.link == "log":
         mean = node("Exp", graph.clipped(mean, *map(math.log, MEANS)))
@@ -399,12 +423,14 @@ def onnx_file(parts: Parts) -> bytes:
     scaled = [node("Mul", mean, constant(parts.scale)), constant(parts.center)]
     graph.nodes.append(helper.make_node("Add", scaled, [output]))
 
-    def tensor(name: str, is_number: bool) -> Any:
+    def tensor(name: str, is_number: bool, *more: int) -> Any:
         types = onnx.TensorProto
         kind = types.DOUBLE if is_number else types.STRING
-        return helper.make_tensor_value_info(name, kind, ["n"])
+        return helper.make_tensor_value_info(name, kind, ["n", *more])
 
-    ends = [tensor(*each) for each in parts.inputs.items()], [tensor(output, True)]
+    shape = [len(parts.classes)] if parts.classes else []
+    made = tensor(output, True, *shape)
+    ends = [tensor(*each) for each in parts.inputs.items()], [made]
     made = helper.make_model(
         helper.make_graph(graph.nodes, "dpjax", *ends, graph.constants),
         opset_imports=[helper.make_opsetid(*each) for each in _ONNX_VERSIONS.items()],
@@ -440,22 +466,23 @@ class _Graph:
         above = self.node("Max", value, self.constant(low))
         return self.node("Min", above, self.constant(high))
 
-    def added(self, part: Numbers | Levels) -> str:
-        """Adds nodes for a column's share in the score; returns their output's name."""
-        # A term of numbers lacks its value at the center, which `onnx_file` adds.
+    def added(self, part: Numbers | Levels, *more: Any) -> str:
+        """Adds nodes for a column's share in scores; returns their output's name."""
         node, constant = self.node, self.constant
         if isinstance(part, Levels):
-            return self._of_category(part)
+            return self._of_category(part, *more)
         moved = node("Sub", part.name, constant(part.center))
         z = node("Div", moved, constant(part.scale))
         is_near = node("Less", node("Abs", z), constant(_FARTHEST))
         z = node("Where", is_near, z, constant(0.0))
-        low, high, rates = np.transpose(part.ramps)
+        low, high, _ = np.transpose(part.ramps)
+        rates = _by_output([np.array(x.ramps)[:, 2] for x in (part, *more)])
         sizes = self.clipped(node("Unsqueeze", z, constant([1], np.int64)), low, high)
         from_center = node("Sub", sizes, constant(np.clip(0.0, low, high)))
-        return node("MatMul", from_center, constant(rates))
+        at_center = constant(_by_output([x.at_center for x in (part, *more)]))
+        return node("Add", node("MatMul", from_center, constant(rates)), at_center)
 
-    def _of_category(self, part: Levels) -> str:
+    def _of_category(self, part: Levels, *more: Levels) -> str:
         """Adds nodes for the weight of a category; returns the name of their output."""
         node, count = self.node, len(part.weights)
         places = {"values_int64s": [*range(count)], "default_int64": count}
@@ -469,8 +496,13 @@ class _Graph:
         # stops with an error that has this name.
         index = node("Add", index, is_odd)
         name = f"categories of {part.name} without blanks, as the model writes them"
-        weights = self.constant([*part.weights.values(), 0.0])
-        return node("Gather", weights, index, name=name)
+        weights = _by_output([[*x.weights.values(), 0.0] for x in (part, *more)])
+        return node("Gather", self.constant(weights), index, name=name)
+
+
+def _by_output(values: list[Any]) -> np.ndarray:
+    """Returns values of one output as they are, or of K with a last axis (K,)."""
+    return np.stack(values, axis=-1) if len(values) > 1 else np.array(values[0])
 
 
 def _odd_cells(part: Levels) -> str:

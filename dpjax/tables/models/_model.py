@@ -39,16 +39,17 @@ class Model:
     the end.
 
     Attributes:
-        params: the weights of the features, shape (d,), the intercept last; for an
-            additive model `Curves` of the features.
+        params: the weights of the features, shape (d,), the intercept last, or (d, K)
+            for K classes; for an additive model `Curves` of the features.
         columns: how each column is encoded, by its name.
         target_name: the name of the target.
         target: the center and scale of the target in training; for labels, a
-            `Categorical` of the positive label.
+            `Categorical` of the positive label or labels, or of K classes.
         target_unit: the unit of the target in training, in words.
         link: "identity" if the score, <w, x> or the sum of curves, predicts the target,
             "logit" if it is the log odds of the positive label, "log" if it is the
-            logarithm of the target's mean.
+            logarithm of the target's mean, "softmax" if probabilities of the classes
+            are in proportion to the exponentials of their scores.
         exposure: with the link "log", the column to which means are proportional; the
             score is then for the maximum exposure.
         privacy: the guarantee for the weights and the rest of the file.
@@ -108,8 +109,10 @@ class Model:
             if isinstance(given[name], Terms | Statement):
                 given[f"_{name}"] = given.pop(name)
         slopes = self._numbers.slopes
-        is_fine = slopes.shape == (num_features,) and slopes.dtype.kind == "f"
-        rule = f"floats of shape ({num_features},), one number for each feature"
+        classes = self.target.categories if self.link == "softmax" else ()
+        shape = (num_features, *[len(classes)] * bool(classes))
+        is_fine = slopes.shape == shape and slopes.dtype.kind == "f"
+        rule = f"floats of shape {shape}, one row for each feature"
         _validate.require(is_fine, "params", (slopes.dtype.name, slopes.shape), rule)
         is_linear = not hasattr(params, "slopes")
         if not is_linear:
@@ -147,8 +150,8 @@ class Model:
 
     @property
     def positive(self) -> str | None:
-        """The positive label, which the predicted probability is for, or None."""
-        return next(iter(self.target.categories), None)
+        """The positive label or labels, which the probability is for, or None."""
+        return " or ".join(self.target.categories) if self.link == "logit" else None
 
     @property
     def mean_range(self) -> tuple[float, float] | None:
@@ -176,6 +179,7 @@ class Model:
 
         Returns:
             float64 of shape (n,): the target, or the probability of the positive label.
+            For K classes (n, K): their probabilities.
 
         Raises:
             ValueError: If a column is missing or has neither text nor numbers, or the
@@ -224,8 +228,9 @@ class Model:
         Args:
             format: "sql" writes one expression of the columns, which may have any type
                 of text or numbers, for a table with the name record: `SELECT (...) FROM
-                my_table AS record`. "onnx" writes a graph with an input of shape (n,),
-                of float64 or text, for each column.
+                my_table AS record`; of classes it is the most probable one. "onnx"
+                writes a graph with an input of shape (n,), of float64 or text, for each
+                column.
 
         Returns:
             The content, which states the guarantee. SQL is text in UTF-8.
@@ -237,10 +242,13 @@ class Model:
         """
         _validate.choice(_export.Format, format=format)
         write = _export.onnx_file if format == "onnx" else _export.sql_file
-        return write(_export.parts_of(self, self._numbers))
+        outputs = self._numbers.of_outputs()
+        return write(*(_export.parts_of(self, terms) for terms in outputs))
 
-    def coefficients(self) -> dict[str, float]:
+    def coefficients(self) -> dict[str, Any]:
         """Returns the weight of every feature, by name, in the units of its column.
+
+        For K classes it is a list of K weights, one of each class's score.
 
         A weight is the change of the target (or of the log odds, or of the logarithm of
         the mean) if a numeric column grows by one within its limit, or a column has the
@@ -294,15 +302,15 @@ class Model:
         category.
 
         Returns:
-            `(grid, values)` by the names of columns, each of shape (m,). Contributions
-            are linear between the numbers of a grid, which ends at the limit of its
-            column, or if that is above four scales, two scales from the center. The
-            grid of a column of categories lists them all.
+            `(grid, values)` by the names of columns, each of shape (m,); values for K
+            classes (m, K). Contributions are linear between the numbers of a grid. It
+            ends at the limit of its column, or if that is above four scales, two scales
+            from the center. The grid of a column of categories lists them all.
         """
         terms, (unit, _), shapes, place = self._numbers, self._units(), {}, 0
         for key, kind in self.columns.items():
             if isinstance(kind, Categorical):
-                values = np.array(kind.weights(terms.slopes[place:]))
+                values = kind.weights(terms.slopes[place:])
                 shape = Shape(np.array(kind.categories, object), values)
             else:
                 shape = Shape.of_number(
@@ -317,10 +325,10 @@ class Model:
         return shapes
 
     @property
-    def constant(self) -> float:
+    def constant(self) -> Any:
         """The score if every column contributes zero, in the unit of `shapes`."""
         unit, start = self._units()
-        return start + unit * float(self._numbers.slopes[-1])
+        return (start + unit * np.asarray(self._numbers.slopes[-1], float)).tolist()
 
     def _units(self) -> tuple[float, float]:
         """Returns the scale and the offset from scores to the unit of `shapes`."""
@@ -339,11 +347,12 @@ def model_file(model: Model) -> bytes:
 
     It is a NumPy archive of numbers and one JSON text. The entry `params` has a weight
     for each feature, shape (d,), and `heights`, shape (k, m), the heights of k curves
-    at m knots; in a linear model k = m = 0. The JSON text `model` has `format`, the
-    version of this format; `columns`, in order, each with center and scale or its
-    categories; `knots`, m numbers in scales from the center; and `curves`, the names of
-    the k features with a curve. A model with intervals also has the `standard_errors`
-    of params, shape (d,), and their `correlations`, shape (d, d).
+    at m knots; in a linear model k = m = 0. For K classes both have a last axis (K,).
+    The JSON text `model` has `format`, the version of this format; `columns`, in order,
+    each with center and scale or its categories; `knots`, m numbers in scales from the
+    center; and `curves`, the names of the k features with a curve. A model with
+    intervals also has the `standard_errors` of params, shape (d,), and their
+    `correlations`, shape (d, d).
     """
     terms, names = Terms.of(model.params), model.feature_names
     statement = vars(model).get("_privacy") or Statement.of(model.privacy)

@@ -44,6 +44,8 @@ _FURTHEST = 30.0  # z in the docstring of `Release`
 _MOST_BITS = 20  # the largest k
 _LARGEST_STDDEV = 2**25  # of one draw, in units; more noise is a sum of draws
 _NUM_RESAMPLES = 200
+_SHARES = "area", "accuracy", "R2"  # measures of which more is better
+_WIDE = 0.5  # bounds of these are so wide that they say nothing
 WIDTH = 1.96  # standard deviations: 95 percent of a normal law
 
 
@@ -97,6 +99,25 @@ class PrivateScores(NamedTuple):
             name = f"share of +1 where {low:.0%} to {high:.0%} is predicted"
             lines.append((name, "model", *share))
         return ["measure", "of", *Interval._fields], lines
+
+    @property
+    def verdict(self) -> str:
+        """A sentence on what the scores do not show of a model's gain, or ""."""
+        texts, is_better = [], False
+        for name, model, constant in self.measures:
+            if name.startswith(_SHARES):
+                is_better |= model.low > constant.high
+                if model.high - model.low > _WIDE and model.low <= constant.value:
+                    ends = f"{digits(model.low)} to {digits(model.high)}"
+                    texts.append(f"The {name} says nothing: it is {ends}.")
+            elif not name.endswith(("clipped to", "range")):
+                is_better |= model.high < constant.low
+        if not is_better:
+            texts.append(
+                "As far as these scores show, the model is no better than the "
+                "constant: in every measure the bounds of both overlap."
+            )
+        return " ".join(texts)
 
 
 class Release:
@@ -157,7 +178,7 @@ def private_scores(
         beside: a constant score, shape () or (K,), public or released; or the scores
             of another model. None: the released shares of labels or classes; or 0.
         loss: the loss of a score and a target; `losses.softmax(K)` for K classes.
-        loss_name: the name of the loss in the result.
+        loss_name: the name of the loss in the result, for numbers.
         scale: the public scale of the target; errors are resolved from 0.01 scales
             (0.0001 with a log link) to 100 scales. None: targets are labels.
         key: a typed key.
@@ -166,8 +187,8 @@ def private_scores(
             of shape (n,), each by its record alone. Their share is released too.
 
     Returns:
-        For labels, accuracy, area under the ROC curve and calibration; for classes,
-        accuracy and the mean area of a class against the rest; for both, the mean loss.
+        For labels, the mean log loss, area under the ROC curve, accuracy and
+        calibration; for classes, with the mean area of a class against the rest.
         For numbers, the median and 90th percentile of the absolute error, the mean loss
         (with a log link the mean deviance, in the target's unit to the power 2 - p),
         the mean absolute error and the root mean squared error, all three clipped, with
@@ -220,7 +241,7 @@ def private_scores(
     terms = [(_losses(both, targets, loss), [_MOST_NATS] * 2)]
     (mean,), _ = _means(release, terms, is_known, seen)
     unit = f"nats, each at most {_MOST_NATS:g}"
-    measures.append(Measure(f"mean {loss_name} loss, clipped ({unit})", *mean))
+    measures.insert(0, Measure(f"mean log loss, clipped ({unit})", *mean))
     return PrivateScores(measures, calibration, seen)
 
 
@@ -408,8 +429,8 @@ def _of_labels(
 
     `scores` (n,) are log odds of the positive label, for which `targets` (n,) are
     positive; NaN is unknown. `beside` are log odds to compare with, (n,) or (); None:
-    those of the released share of the label. Returns accuracy and area under the ROC
-    curve, the calibration, the log odds compared with, and the number of known labels.
+    those of the released share of the label. Returns area under the ROC curve and
+    accuracy, calibration, the log odds compared with, and the number of known labels.
 
     Sensitivity:
         sqrt 2, replace-one, and 2 with the counts of another model.
@@ -458,8 +479,8 @@ def _of_labels(
             ends = first / _SCORE_BINS, (first + width) / _SCORE_BINS
             calibration.append((*ends, bounded(share_of)))
     measures = [
-        Measure("accuracy", bounded(right, is_mean=True), constants[0]),
         Measure("area under the ROC curve", bounded(_area), constants[1]),
+        Measure("accuracy", bounded(right, is_mean=True), constants[0]),
     ]
     seen = num_seen(float(tables[0, -1]), num_samples, stddev)
     return measures, calibration, beside, seen
@@ -526,8 +547,8 @@ def _of_classes(
         beside_accuracy = bounded(lambda counts: counts[chosen].sum() / seen(counts))
     name = "area under the ROC curve, of a class against the rest"
     measures = [
-        Measure("accuracy", bounded(accuracy), beside_accuracy),
         Measure(name, area(binned[0]), beside_area),
+        Measure("accuracy", bounded(accuracy), beside_accuracy),
     ]
     return measures, [], beside, seen(counts[0])
 

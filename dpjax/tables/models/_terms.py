@@ -13,7 +13,7 @@ from dpjax.tables.columns._kinds import Categorical, Numeric
 if TYPE_CHECKING:
     from dpjax.solvers import Curves
 
-Link = Literal["identity", "logit", "log"]
+Link = Literal["identity", "logit", "log", "softmax"]
 LARGEST = 1e15  # in scales; features of curves are clipped to it, as in `Curves`
 MEANS = 1e-3, 30.0  # in scales, the range of means of `losses.log_link`
 FAR = 700.0  # largest log odds, so that the exponential is finite in float64
@@ -22,6 +22,7 @@ FAR = 700.0  # largest log odds, so that the exponential is finite in float64
 class Terms(NamedTuple):
     """A model's weights and curves in NumPy; the score is the sum of all terms."""
 
+    # All of them have a last axis (K,) for K classes.
     slopes: np.ndarray  # (d,), the intercept comes last
     heights: np.ndarray  # (k, m), k curves at m knots; (0, 0) in a linear model
     knots: tuple[float, ...] = ()  # m numbers, ascending, in scales from the center
@@ -37,24 +38,33 @@ class Terms(NamedTuple):
         return cls(*arrays, curves.knots, curves.smooth)
 
     def scores(self, features: np.ndarray) -> np.ndarray:
-        """Returns the scores (n,) of features (n, d), before the link function."""
+        """Returns scores (n,), or (n, K), of features (n, d), before the link."""
         slopes = np.asarray(self.slopes, np.float64)
         if not self.knots:
             return features @ slopes
         features = np.clip(features, -LARGEST, LARGEST)
         bends = (
-            np.interp(features[:, index], self.knots, heights)
+            interpolated(features[:, index], self.knots, heights)
             for index, heights in zip(self.smooth, self.heights, strict=True)
         )
         return sum(bends, start=features @ slopes)
 
     def curve(self, index: int, grid: np.ndarray) -> np.ndarray:
-        """Returns the contribution of a feature at numbers of `grid`, shape (m,)."""
-        values = float(self.slopes[index]) * np.asarray(grid, np.float64)
+        """Returns a feature's contribution at numbers of `grid`, (m,) or (m, K)."""
+        slopes = np.asarray(self.slopes[index], np.float64)
+        values = np.multiply.outer(np.asarray(grid, np.float64), slopes)
         if index not in self.smooth:
             return values
         heights = self.heights[self.smooth.index(index)]
-        return values + np.interp(grid, self.knots, heights)
+        return values + interpolated(grid, self.knots, heights)
+
+    def of_outputs(self) -> "list[Terms]":
+        """Returns the terms of each output: one for each class, or one."""
+        if self.slopes.ndim == 1:
+            return [self]
+        heights = self.heights if self.knots else np.zeros((0, 0, self.slopes.shape[1]))
+        pairs = zip(self.slopes.T, np.moveaxis(heights, -1, 0), strict=True)
+        return [self._replace(slopes=own, heights=bent) for own, bent in pairs]
 
     def made(self) -> "Curves":
         """Returns the terms as `Curves`, which need JAX."""
@@ -64,8 +74,16 @@ class Terms(NamedTuple):
         return Curves(slopes, heights, self.knots, self.smooth, len(slopes) - 1)
 
 
+def interpolated(at: Any, knots: Any, heights: np.ndarray) -> np.ndarray:
+    """Returns curves of heights (m,) or (m, K) at numbers (n,): (n,) or (n, K)."""
+    return np.apply_along_axis(lambda own: np.interp(at, knots, own), 0, heights)
+
+
 def means_of(link: Link, scores: np.ndarray) -> np.ndarray:
     """Returns the mean of the target at each score, as the loss's `mean_of` does."""
+    if link == "softmax":  # probabilities of the classes, (n, K)
+        shares = np.exp(scores - scores.max(axis=1, keepdims=True))
+        return shares / shares.sum(axis=1, keepdims=True)
     if link == "logit":
         return 1 / (1 + np.exp(-np.clip(scores, -FAR, FAR)))
     if link == "log":
@@ -92,7 +110,8 @@ def check_curves(curves: "Curves | Terms", numbers: list[int]) -> None:
     """Raises unless knots ascend and curves are of features, by index, in `numbers`."""
     # For `Model`, which may be from a file; features in `numbers` may have a curve.
     smooth, knots, heights = curves.smooth, curves.knots, np.asarray(curves.heights)
-    index, shape = len(curves.slopes) - 1, (len(smooth), len(knots))
+    index, outputs = len(curves.slopes) - 1, np.shape(curves.slopes)[1:]
+    shape = (len(smooth), len(knots), *outputs)
     intercept = getattr(curves, "intercept", index)
     is_ascending = all(-math.inf < a < b < math.inf for a, b in pairwise(knots))
     is_each = set(smooth) <= set(numbers) and len(set(smooth)) == len(smooth) > 0

@@ -42,6 +42,27 @@ def test_columns_without_a_number_leave_finite_weights(rooms):
     assert np.isfinite(params_of(rooms)).all()
 
 
+def test_five_classes_are_trained_shown_predicted_and_exported(here):
+    rng, names = np.random.default_rng(0), np.array(["a", "b", "c", "d", "=e"])
+    x = rng.normal(size=4000)
+    scores = np.outer(x, [2, -2, 0, 0, 0]) + rng.gumbel(size=(4000, 5))
+    label = np.where(np.arange(4000) % 50, names[np.argmax(scores, axis=1)], "?")
+    pl.DataFrame({"x": x, "y": label}).write_csv("data.csv")
+    text = "columns.x = {center = 0, scale = 1}\ntarget = {column = 'y', categories = "
+    (here / "schema.toml").write_text(f"{text}{names.tolist()}}}")
+    given = "data.csv --schema schema.toml --epsilon 8 --holdout 0.2 --output out"
+    shown = words_of(done(run(*given.split())).stdout)
+    assert shown.index("mean log loss") < shown.index("area under") < shown.index("acc")
+    assert "no better" not in shown
+    shown = words_of(done(invoke("show", "out")).stdout)
+    assert "probabilities of y = a, b, c, d, =e, which" in shown
+    for command in ("predict out data.csv", "export out --format sql", "report out"):
+        done(invoke(*command.split()))
+    predicted = pl.read_csv("predictions.csv")
+    assert predicted.columns[1:] == [f"probability_y={name}" for name in names]
+    assert (predicted["predicted_y"].str.strip_chars("'") == label).mean() > 0.4
+
+
 def test_adult_shows_the_comparison(tmp_path):
     out = tmp_path / "out"
     result = done(run("adult", "--epsilon", 1, "--seed", 0, "--output", out))

@@ -33,6 +33,7 @@ JOBS = SCHEMA.split("\n", 1)[1]
 SCHEMAS = {
     "squared": SCHEMA + SQUARED,
     "logistic": SCHEMA + 'target = {column = "y", positive = "1.5"}\n',
+    "classes": SCHEMA + 'target = {column = "y", categories = [0.5, 1.5, 2.5]}\n',
     "poisson": JOBS + 'target = {column = "y", scale = 2}\n'
     'exposure = {column = "x", max = 1}\n',
     "weighted": SCHEMA + SQUARED + 'weight = {column = "who", max = 5}\n',
@@ -220,6 +221,7 @@ CASES = {
     "euros": train(holdout=0.3, decimal=",", thousands=".", currency="EUR"),
     "sheet": train(skip_lines=1, last_lines=1, percent="", ledger="t.toml"),
     "labels": train("logistic", holdout=0.3, ledger="t.toml"),
+    "classes": train("classes", "softmax", holdout=0.3, ledger="t.toml"),
     "intervals": train(intervals="", epsilon=40, ledger="t.toml", holdout=0.3),
     "intervals in ranges": train(
         *("open", "squared"), intervals="", epsilon=85, private_ranges=0.5
@@ -246,6 +248,7 @@ CASES = {
 REPORTED = {"description", "description, sample", "euros", "intervals"}
 OF_UNITS = {
     "held out": train(unit="who", holdout=0.5),
+    "ranges": train("open", "squared", unit="who", private_ranges=0.5, epsilon=40),
     "linear model": train(unit="who", records_per_unit=2, ledger="t.toml", holdout=0.5),
     "curves": train("logistic", **CURVES, unit="who", records_per_unit=2),
     "sample": train(unit="who", max_records=18),

@@ -53,11 +53,12 @@ def test_intervals_cover_the_scores_of_all_records(kind):
     if kind is PRICE:
         truths = np.quantile(100 * np.abs(x - y), [0.5, 0.9])
     else:
-        truths = [np.mean((x > 0) == (y > 0)), roc_auc_score(y > 0, x)]
+        truths = [roc_auc_score(y > 0, x), np.mean((x > 0) == (y > 0))]
     for key in range(10):
         _, scored = evaluation(data, kind, key=key)
-        for measure, truth in zip(scored.scores.measures, truths, strict=False):
-            value, low, high = measure.model
+        measures = [*scored["measures"].values()][kind is SOLD :]  # without a loss
+        for both, truth in zip(measures, truths, strict=False):
+            value, low, high = both["model"].values()
             assert low <= value <= high
             assert high - low < 0.25 * truth
             missed += not low <= truth <= high
@@ -66,12 +67,20 @@ def test_intervals_cover_the_scores_of_all_records(kind):
     assert missed <= 4
 
 
+@pytest.mark.parametrize("kind", [PRICE, SOLD])
+def test_what_scores_do_not_show_is_said(kind):
+    assert evaluation(many(kind), kind, epsilon=5.0)[1]["verdict"] is None
+    verdict = evaluation(many(kind), kind, epsilon=0.01)[1]["verdict"]
+    assert "says nothing: it is" in verdict
+    assert "the model is no better than the constant" in verdict
+
+
 def test_an_evaluation_costs_what_is_asked(monkeypatch):
     multipliers = []
 
     def scores(*_, noise_multiplier, **__):
         multipliers.append(noise_multiplier)
-        return SimpleNamespace(num_scored=1, measures=(), calibration=())
+        return SimpleNamespace(num_scored=1, measures=(), calibration=(), verdict="")
 
     monkeypatch.setattr("dpjax.tables.cli._fit.private_scores", scores)
     privacy, _ = evaluation(many(PRICE, n=50), PRICE, epsilon=0.7, delta=1e-6)

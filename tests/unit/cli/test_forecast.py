@@ -146,5 +146,6 @@ test_bad_plans_are_refused = refusals(
 
 
 def test_a_schema_to_fill_in_is_refused(folder, monkeypatch):
-    monkeypatch.setitem(TARGETS, "squared", "columns.y = {}\n" + TARGETS["squared"])
+    text = "columns.y = {a = 1}\n" + TARGETS["squared"]
+    monkeypatch.setitem(TARGETS, "squared", text)
     assert "center and scale, two numbers" in plan().output

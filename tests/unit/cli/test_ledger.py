@@ -123,7 +123,7 @@ def test_runs_add_up_until_one_is_refused(folder):
     number = int(limit.limit.divergence / limit.price(gaussian(2.0)).divergence)
     for _ in range(number):
         charge_one(gaussian(2.0))
-    with pytest.raises(ValueError, match="the release must be within the limit of ep"):
+    with pytest.raises(ValueError, match="This run would cost one run of Gaussian"):
         charge_one(gaussian(2.0))
     assert len(entries()) == number > 1
     # A smaller one has room.
@@ -193,8 +193,9 @@ def test_a_run_beyond_the_limit_is_refused_before_anything(folder, monkeypatch):
     for name in ("encode_table", "warn_curator"):  # which would use the records
         monkeypatch.setattr(f"dpjax.tables.cli._train.{name}", None)
     left = "What is left affords one run of Gaussian noise, as of a linear model, of "
-    limit = "must be within the limit of epsilon = 3, delta = 0.0001"
-    refused(train(epsilon=50.0), f"Error: {left}about epsilon = 2.5", limit)
+    cost = "This run would cost one run of Gaussian noise, as of a linear model, of"
+    refused(train(epsilon=50.0), f"Error: {left}about epsilon = 2.5", cost)
+    assert "divergence" not in train(epsilon=50.0).stderr
     assert entries() == []
     assert not (folder / "out").exists()
     text = (folder / "t.toml").read_text()

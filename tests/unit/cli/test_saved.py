@@ -48,8 +48,9 @@ def test_predictions_are_written_and_odd_cells_are_reported_to_the_curator(folde
     assert mark.startswith("For the curator's eyes only, outside the guarantee")
     like = "rooms: 2 of 3 cells hold no number, most like $7 (try --currency '$'): they"
     assert f"{like} count as the center 4, as in training." in cells
-    unlisted = "town: 1 of 3 cells match no category: they count as"
-    assert f"{unlisted} none of its categories, as in training." in cells
+    # Each town that is not listed is the reference of this model.
+    assert "town" not in cells
+    unlisted = "town: 1 of 3 cells match no category, such as 'Mons': they count as"
     shown = words_of(invoke("predict", "referred.npz", "new.csv").stderr)
     assert f"{unlisted} the reference 'Lier', as in training." in shown
     shown = words_of(invoke("predict", "referred.npz", "rooms.csv").stderr)

@@ -215,6 +215,7 @@ OF_COLUMNS = [  # what the schema has of column a, or all of it
     ("columns.a = {categories = [[1]]}", "texts or numbers"),
     ("columns.a = {categories = ['nan']}", "none blank, nan, NaT or <NA>"),
     ("columns.a = {categories = 'ab'}", "a list"),
+    ("columns.a = {levels = ['a', 'b']}", "write categories in the place of levels"),
     ("columns.a = {categories = ['a']}", r"two or more .* of .columns.a.,"),
     ("columns.a = {categories = ['a'], reference = 'a'}", "two or more levels"),
     ("columns.a = {categories = ['a', 'b'], reference = 'c'}", "one of them as refer"),
@@ -246,12 +247,21 @@ OF_AMOUNTS = [
         ("identity", "columns.a = {}\ntarget = {column = 3}", "as column in .target"),
         ("identity", f"target.positive = 'x'\n{A}", r"in \[target\]"),
         *(("logit", f"target = {target}\n{A}", OF_LABELS) for target in LABELS),
+        ("softmax", f"target.classes = [1, 2]\n{A}", "categories in the place of cla"),
+        ("softmax", f"target.categories = ['a']\n{A}", "a list of two classes or more"),
+        ("logit", f"target.positive = [1, true]\n{A}", "distinct"),
         *(("log", AMOUNTS.replace(x, y), message) for x, y, message in OF_AMOUNTS),
     ],
 )
 def test_bad_schemas_are_refused(read, link, text, message):
     with pytest.raises(ValueError, match=f"--schema.*{message}"):
         read(text, link=link)
+
+
+def test_a_target_may_have_several_classes_or_positive_labels(read):
+    for name, link in (("categories", "softmax"), ("positive", "logit")):
+        schema = read(f"target.{name} = ['x', 2]\n{A}", link=None)
+        assert (schema.target, schema.link) == (Categorical(("x", "2")), link)
 
 
 def test_amounts_have_a_scale_an_exposure_and_a_weight(read):

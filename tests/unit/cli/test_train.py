@@ -17,7 +17,7 @@ from dpjax.tables.cli._fit import compare, train_private
 from dpjax.tables.cli._outputs import Trained
 from dpjax.tables.cli._release import Release, _system_key
 from dpjax.tables.cli._run import plan_training
-from dpjax.tables.cli._settings import Settings
+from dpjax.tables.cli._settings import Settings, chosen_loss
 from tests.unit.cli import command
 from tests.unit.cli.command import done, options, refusals, refused, run
 from tests.unit.test_statement import PRIVACY, fits
@@ -47,6 +47,10 @@ def test_defaults_follow_from_the_task_and_the_sizes():
         loss = losses.logistic if task == "classification" else losses.squared
         plan = plan_of(dataset(50, task), epsilon=2.0)
         assert (plan.loss_fn, plan.budget) == (loss, (2.0, 50**-1.1))
+    with pytest.raises(
+        ValueError, match="--loss must be given for a target with a sca"
+    ):
+        chosen_loss(Settings(source="x", epsilon=1.0), "log")
 
 
 @pytest.mark.parametrize(
@@ -232,7 +236,6 @@ delta=1 => --delta must be strictly between 0 and 1, got 1
 max_features=0 => --max-features must be an integer of at least 1, got 0
 seed=-1 => --seed must be from 0 to 2^32 - 1, got -1
 loss=best => 'best' is not one of
-loss= => --loss must be given for a file: logistic, squared, huber
 model=additive max_features=2 => --max-features must be left out with --model additive
 target= => --target must be given for a file: a column of ['rooms',
 target=cost => --target must be a column of ['rooms', 'town', 'price', 
@@ -245,7 +248,6 @@ private_ranges=0.1 => --private-ranges must be left out where the schema
 power=1.5 => --power must be left out without --loss tweedie
 loss=tweedie power=2 => --power must be strictly between 1 and 2
 unit=price => --unit must be a column of ['rooms', 'town', 'price', 'sold'] that is nei
-unit=sold private_ranges=0.1 => --private-ranges must be left out with --unit
 unit=sold records_per_unit=0 => --records-per-unit must be
 records_per_unit=3 => --records-per-unit must be left out without
 unit_names=x => --unit-names must be left out without --unit

@@ -4,6 +4,7 @@ import functools
 import sqlite3
 import sys
 
+import jax
 import numpy as np
 import pytest
 
@@ -33,6 +34,8 @@ BENT = Curves(
 )
 LABELS = {"link": "logit", "target": Categorical(("yes",))}
 AMOUNTS = {"link": "log", "target": Numeric(0, 10)}
+CLASSES = {"link": "softmax", "target": Categorical(("a'", "b", "c"))}
+CLASSES["params"] = jax.tree.map(lambda x: np.stack([x, 0.1 * x, -x], -1), BENT)
 VARIANTS = {
     "linear": {},
     "curves": {"params": BENT},
@@ -40,6 +43,8 @@ VARIANTS = {
     "curves of labels": {"params": BENT, **LABELS},
     "amounts": AMOUNTS,
     "exposed": {"params": BENT, **AMOUNTS, "exposure": BoundedColumn("rooms", 5.0)},
+    "classes": CLASSES | {"params": CLASSES["params"].slopes},
+    "curves of classes": CLASSES,
 }
 NAN, INF = np.nan, np.inf
 ROOMS = [6.0, NAN, 4.0, -2.0, 10.0, 2.0, 1e300, -1e300, 5.1, INF, 3.3, -INF]
@@ -109,7 +114,11 @@ def agrees(made, runner):
         (scores,) = session_of(made).run(None, TABLE)
     else:
         scores = by_database(runner, made.export("sql"))
-    expected, scores = made.predict(TABLE), np.array(scores, np.float64)
+    expected = made.predict(TABLE)
+    if made.link == "softmax" and runner != "onnx":  # of the most probable class
+        scores = np.eye(3)[[made.target.categories.index(x) for x in scores]]
+        expected = expected == expected.max(axis=1, keepdims=True)
+    scores = np.array(scores, np.float64)
     assert scores.shape == expected.shape
     # Features are rounded to float32 in dpjax, and to float64 elsewhere.
     unit = getattr(made.target, "scale", 1.0)

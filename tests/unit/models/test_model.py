@@ -65,18 +65,22 @@ def test_predictions_are_in_the_units_of_the_target(tmp_path):
 
 
 @pytest.mark.parametrize("params", [WEIGHTS, BENT], ids=["linear", "curves"])
-@pytest.mark.parametrize("link", ["identity", "logit", "log"])
+@pytest.mark.parametrize("link", ["identity", "logit", "log", "softmax"])
 def test_numpy_predicts_as_jax_does(link, params):
     columns = {"rooms": ROOMS, "town": TOWN}
     rooms = np.array([*np.linspace(-20, 20, 300), np.nan, 1e300, 1e25, -1e25, -1e300])
     towns = np.resize(["Ghent", "Lier", "", "Mons"], len(rooms))
     table = {"rooms": rooms, "town": towns}
     target = Categorical(("yes",)) if link == "logit" else COST
+    if link == "softmax":
+        target = Categorical(("a", "b"))
+        params = jax.tree.map(lambda x: np.stack([x, -0.5 * x], axis=-1), params)
     made = model(columns=columns, link=link, params=params, target=target)
     features = np.hstack([encode(table, columns)[0], np.ones((len(rooms), 1), "f4")])
-    is_bent = params is BENT
-    scores = BENT.predict(features) if is_bent else jnp.asarray(features @ params)
+    is_bent = isinstance(params, Curves)
+    scores = params.predict(features) if is_bent else jnp.asarray(features @ params)
     loss = {"identity": losses.squared, "logit": losses.logistic}
+    loss["softmax"] = losses.softmax(2)
     means = loss.get(link, losses.log_link(1.0)).mean_of(scores)
     scale = getattr(target, "scale", 1.0)
     expected = scale * np.asarray(means, np.float64)

@@ -72,6 +72,13 @@ def test_every_container_gives_the_same(table, model):
         model.predict(frame.set_axis(["age", "age", "owns"], axis=1))
 
 
+def test_a_column_of_objects_is_told_of_its_option():
+    frame = pd.DataFrame({"kind": [None]}, dtype=object)
+    warned = pytest.warns(UserWarning, match="of objects.*categorical_features={'kind'")
+    with pytest.raises(ValueError, match="epsilon"), warned:
+        sk.DPAdditiveRegressor(epsilon=-1.0).fit(frame, [0.0])
+
+
 def test_a_plot_has_a_panel_for_each_column(model, monkeypatch):
     figure = model.plot_shapes()
     titles = [panel.get_title() for panel in figure.axes]

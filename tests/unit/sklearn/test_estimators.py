@@ -166,6 +166,7 @@ REFUSED = [
             (np.array([[DAY]], "M8[s]"), "subtract a public date"),
         )
     ),
+    (sk.DPAdditiveRegressor(), {"X": SECRETS, "y": [1.0]}, "text: categorical_featur"),
     (sk.DPPoissonRegressor(), EXPOSED, "max_exposure must be the largest exposure"),
     *(
         (sk.DPGammaRegressor(max_exposure=1.0), EXPOSED | {"exposure": bad}, message)
