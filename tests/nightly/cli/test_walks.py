@@ -182,8 +182,10 @@ def test_a_walk_has_the_numbers_of_its_table(folder, name):
         target = target / weights[known]
     exact = walk.exact.fit(design.loc[known], target, sample_weight=weights[known])
     private, expression = pd.read_csv("predicted.csv"), Path("model.sql").read_text()
-    table = duckdb.connect().register("records", frame.drop(columns="y"))
-    in_sql = table.sql(f"SELECT ({expression}) FROM records AS record").df().iloc[:, 0]
+    records = frame.drop(columns="y").reset_index(names="row")
+    table = duckdb.connect().register("records", records)
+    query = f"SELECT ({expression}) FROM records AS record ORDER BY record.row"
+    in_sql = table.sql(query).df().iloc[:, 0]
     if hasattr(exact, "predict_proba"):
         means = exact.predict_proba(design)
         if len(exact.classes_) == 2:
