@@ -56,15 +56,14 @@ def can_be_folder(path: Path) -> bool:
 def is_within(inner: Path, outer: Path) -> bool:
     """Returns whether path `inner` is `outer` or lies inside it, in any spelling.
 
-    Links and `..` are followed, and a folder that is mounted twice is one folder. Case
-    is ignored in parts that do not exist, because some file systems ignore it.
-
     Example:
         >>> is_within(Path("out/../kept/key"), Path("kept"))
         True
         >>> is_within(Path("kept"), Path("kept-too"))
         False
     """
+    # Links and `..` are followed, and a folder that is mounted twice is one folder.
+    # Case is ignored in parts that do not exist, as some file systems ignore it.
     inner = Path(os.path.realpath(inner))
     return _place(outer) in map(_place, (inner, *inner.parents))
 
@@ -162,13 +161,6 @@ def write_together(
     `before` is called, such as to delete a key that must not outlive the release. Then
     files are renamed in this order. If `before` raises, the folder is unchanged. `name`
     is the option that gave the folder, for the message of an `OSError`.
-
-    Example:
-        >>> import tempfile
-        >>> folder = Path(tempfile.mkdtemp(), "out")
-        >>> write_together(folder, {"report.json": b"{}"}, name="--output")
-        >>> [path.name for path in folder.iterdir()]
-        ['report.json']
     """
     is_new = not folder.exists()
     try:

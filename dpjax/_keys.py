@@ -26,16 +26,8 @@ def split(key: Key, num: int = 2) -> tuple[Key, ...]:
 
 
 def secret_repr(self: Any) -> str:
-    """Returns a named tuple or dataclass as text, with types in place of arrays.
-
-    States use it as `__repr__`, because a key, or a sum without noise, is secret.
-
-    Example:
-        >>> import jax
-        >>> from dpjax.transforms._privatize import KeyState
-        >>> KeyState(jax.random.key(0))
-        KeyState(key=ShapedArray(key<fry>[]))
-    """
+    """Returns a named tuple or dataclass as text, with types in place of arrays."""
+    # States use it as `__repr__`, because a key, or a sum without noise, is secret.
 
     def shown(x: Any) -> Any:
         return jax.typeof(x) if isinstance(x, jax.Array | np.ndarray) else x

@@ -21,11 +21,6 @@ def lazily(
 
     `names` maps each module to the names imported from it, separated by blanks. The key
     `package` itself maps to the names of its modules.
-
-    Example:
-        >>> find, _ = lazily("dpjax.models", {"dpjax.tables.models._model": "Model"})
-        >>> find("Model").__name__
-        'Model'
     """
     sources = {name: path for path, listed in names.items() for name in listed.split()}
 

@@ -119,29 +119,32 @@ def by_device(
 def gathered(tree: PyTree) -> PyTree:
     """Returns a tree with sharded arrays copied to all devices, such as for a sort."""
 
-    def replicated(x: Any) -> Any:
-        if isinstance(x, Tracer) or not _leading_axes(x):
-            return x
-        place = NamedSharding(_auto(x.sharding.mesh), PartitionSpec())
+    def replicated(x: jax.Array, mesh: Mesh) -> jax.Array:
+        place = NamedSharding(mesh, PartitionSpec())
         return jax.jit(lambda x: x, out_shardings=place)(x)
 
-    return jax.tree.map(replicated, tree)
+    return _over_auto_axes(replicated, tree)
 
 
 def with_auto_axes(tree: PyTree) -> PyTree:
     """Returns a tree with the same shards of arrays, over Auto axes of the mesh."""
     # JAX rejects operations on an array over Explicit axes and an array without a mesh.
 
-    def same(x: Any) -> Any:
+    def same(x: Any, mesh: Mesh) -> jax.Array:
+        return jax.device_put(x, NamedSharding(mesh, x.sharding.spec))
+
+    return _over_auto_axes(same, tree)
+
+
+def _over_auto_axes(move: Callable[[Any, Mesh], jax.Array], tree: PyTree) -> PyTree:
+    """Returns a tree with `move(array, mesh)` of arrays that are sharded by rows."""
+
+    def moved(x: Any) -> Any:
         if isinstance(x, Tracer) or not _leading_axes(x):
             return x
-        return jax.device_put(x, NamedSharding(_auto(x.sharding.mesh), x.sharding.spec))
+        return move(x, Mesh(x.sharding.mesh.devices, x.sharding.mesh.axis_names))
 
-    return jax.tree.map(same, tree)
-
-
-def _auto(mesh: Mesh) -> Mesh:
-    return Mesh(mesh.devices, mesh.axis_names)
+    return jax.tree.map(moved, tree)
 
 
 def psum(tree: PyTree, axes: tuple[str, ...]) -> PyTree:

@@ -511,13 +511,9 @@ def sum_in_levels(terms: jax.Array, flat: int = FLAT, row: int = ROW) -> jax.Arr
 def weigh(
     squares: jax.Array, weight_fn: Callable[[jax.Array], jax.Array]
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns the weight of one sample, weight_fn(norm), and its norm in units.
-
-    A robust mean multiplies the sample by the weight, such as min(1, 1 / norm).
-    `squares` is the squared l2 norm over the unit's square, infinity where it
-    overflows. `weight_fn` must be differentiable on [0, 2^63); beyond, the weight is
-    zero and the norm infinite.
-    """
+    """Returns the weight of one sample, weight_fn(norm), and its norm in units."""
+    # `squares` is the squared l2 norm over the unit's square, infinity where it
+    # overflows. The norm is infinite and the weight zero from 2^63 units on.
     is_measured = squares < LONGEST**2
     is_positive = is_measured & (squares > 0)
     root = jnp.sqrt(jnp.where(is_positive, squares, 1))

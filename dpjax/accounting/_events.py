@@ -47,15 +47,9 @@ class BoundedRangeDpEvent(dpa.ZCDpEvent):
 
 @dataclasses.dataclass(frozen=True)
 class SampleDpEvent(dpa.DpEvent):
-    """The releases of one random sample of the records, amplified once.
+    """The releases of one random sample, amplified once; no accountant reads it."""
 
-    No accountant reads it.
-
-    Attributes:
-        samples: identities of the sample, and of the samples that it was drawn from.
-    """
-
-    samples: frozenset[str]
+    samples: frozenset[str]  # identities of it, and of samples that it was drawn from
 
 
 def leaves(event: dpa.DpEvent, count: int = 1) -> Iterator[tuple[dpa.DpEvent, int]]:
@@ -162,10 +156,8 @@ def pure_epsilon(event: dpa.DpEvent, relation: NeighboringRelation) -> float:
 
 
 def read_under(relation: NeighboringRelation) -> NeighboringRelation:
-    """Returns the relation under which accountants read the events of a guarantee.
-
-    A blanked record contributes zero, as a removed record does. Under REPLACE_SPECIAL
-    accountants compare an answer of randomized response with pure noise, which costs
-    less than the two answers that `selection_event` means.
-    """
+    """Returns the relation under which accountants read the events of a guarantee."""
+    # A blanked record contributes zero, as a removed one. Under REPLACE_SPECIAL they
+    # compare an answer of randomized response with pure noise, which costs less than
+    # the two answers that `selection_event` means.
     return REPLACE_ONE if relation is REPLACE_ONE else ADD_OR_REMOVE_ONE

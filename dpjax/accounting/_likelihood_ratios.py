@@ -83,11 +83,6 @@ class RandomAllocationDpEvent(DpEvent):
         num_steps: T, the number of steps.
         event: the release of the records that enter a step; its noise multiplier is
             stddev / norm bound of a record, under both relations.
-
-    Example:
-        >>> from dpjax.accounting import Sampling, gaussian_event
-        >>> gaussian_event(1.5, Sampling(80, num_bins=40)).event.noise_multiplier
-        3.0
     """
 
     num_bins: int

@@ -54,12 +54,7 @@ def objective_noise(
     of this module, or (3) for a loss that never increases. If the bound's term
     j = log(1 + c / (N Lambda)) would exceed min(epsilon/2, 5), lambda is raised to a
     Lambda where it does not. The exact minimizer is then (epsilon, delta)-DP under
-    replace-one, for predictors that use a record only through <w, x>. Chaudhuri,
-    Monteleoni, Sarwate (2011), Theorem 9, have j, from the Jacobian of the minimizer.
-
-    `num_samples` is N, public; `regularization` is lambda >= 0; `curvature_bound` is c,
-    the Lipschitz constant of phi'; `derivative_bound` is L >= |phi'|; with
-    `is_non_increasing`, phi' <= 0 everywhere.
+    replace-one, for predictors that use a record only through <w, x>.
     """
     budget = min(epsilon / 2, _LARGEST_JACOBIAN)
     least = curvature_bound / (num_samples * math.expm1(budget))

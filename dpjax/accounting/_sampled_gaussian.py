@@ -410,15 +410,11 @@ def _by_renyi(multiplier: float, delta: float, run: Sampling) -> float:
 def poisson_capacity(
     num_samples: int, prob: float, *, num_steps: int, epsilon: float, delta: float
 ) -> int:
-    """Returns how many rows a padded Poisson batch needs, for a guarantee to hold.
-
-    It is the smallest c with (1 + e^epsilon) T Pr[Binomial(n, q) > c] <= delta / 1000,
-    for T batches that each of n records enters with probability q; or n, if that tail
-    is zero or too small for float64. Under add/remove n is an upper bound on the size
-    of both neighboring data sets. A thousandth of delta is reserved for every Poisson
-    scheme, so padded batches of at least this capacity need no further accounting, by
-    (5) of this module, for any rule that chooses the records to drop.
-    """
+    """Returns how many rows a padded Poisson batch needs, for a guarantee to hold."""
+    # The smallest c has (1 + e^epsilon) T Pr[Binomial(n, q) > c] <= delta / 1000, for T
+    # batches that each of n records enters with probability q; it is n, if that tail is
+    # zero or too small for float64. Under add/remove n is an upper bound on the size of
+    # both neighboring data sets.
     # Equation (5) solved for the tail of one step; e^-epsilon cannot overflow.
     shrink = math.exp(-epsilon)
     tail = _OVERFLOW_SHARE * delta * shrink / ((1 + shrink) * num_steps)

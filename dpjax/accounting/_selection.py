@@ -101,8 +101,6 @@ def total_selection_epsilon(
     this module, and for the exponential mechanism zCDP with rho = T epsilon^2 / 8. The
     zCDP bound of permute-and-flip, with epsilon^2 / 2, is never below (1).
     """
-    _validate.delta(delta)
-    _validate.count(num_selections=num_selections)
     basic = num_selections * epsilon
     if delta == 0 or epsilon == 0:
         return basic
@@ -116,13 +114,9 @@ def total_selection_epsilon(
 def selection_event(
     epsilon: float, *, num_selections: int = 1, mechanism: SelectionName = "exponential"
 ) -> SelfComposedDpEvent:
-    """Returns the `dp_accounting` event of T adaptive selections.
-
-    "exponential" gives a `ZCDpEvent(epsilon_0^2 / 8)` that also knows epsilon_0.
-    "permute_and_flip" gives randomized response between two values, the worst of all
-    epsilon_0-DP mechanisms. `epsilon_of` reads the event; the `PLDAccountant` of
-    dp_accounting 0.6 counts composed randomized response only once.
-    """
+    """Returns the `dp_accounting` event of T adaptive selections."""
+    # Permute-and-flip is read as randomized response between two values, the worst of
+    # all mechanisms of this epsilon at delta = 0.
     if mechanism == "exponential":
         event = BoundedRangeDpEvent.of(epsilon)
     else:

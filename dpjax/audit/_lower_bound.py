@@ -76,13 +76,6 @@ class Audit:
     true_positives: int
     roc: np.ndarray = dataclasses.field(repr=False, compare=False)
 
-    @property
-    def mu(self) -> float:
-        """Returns the lower bound on mu of Gaussian differential privacy."""
-        low, _ = self.rate_bounds(self.true_positives)
-        _, high = self.rate_bounds(self.false_positives)
-        return max(0.0, float(_mu_bound(low, high)))
-
     def rate_bounds(self, counts: np.ndarray | int) -> tuple[np.ndarray, np.ndarray]:
         """Returns the ends of confidence intervals of rates, from counts of positives.
 

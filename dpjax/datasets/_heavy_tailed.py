@@ -35,16 +35,7 @@ class Synthetic(NamedTuple):
 
 
 def l1_ball_params(key: Key, num_features: int) -> jax.Array:
-    """Draws w*, shape (num_features,), uniformly from the unit l1 ball.
-
-    Example:
-        >>> import jax
-        >>> bool(abs(l1_ball_params(jax.random.key(0), 50)).sum() <= 1)
-        True
-
-    Reference:
-        004, section 6.1 (||w*||_1 <= 1).
-    """
+    """Draws w*, (num_features,), uniformly from the unit l1 ball (004, section 6.1)."""
     _validate.typed_key(key)
     _validate.count(num_features=num_features)
     size_key, sign_key = jax.random.split(key)

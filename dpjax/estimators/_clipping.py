@@ -146,15 +146,7 @@ class NormEstimator(NormBounded):
 
 @jax.jit
 def clip_to_norm(sample: PyTree, l2_clip_norm: Scalar) -> PyTree:
-    """Returns sample·min(1, l2_clip_norm / ||sample||), the norm over all leaves.
-
-    `Estimator` says how NaN, infinities and norms of 2^63 clip norms or more count.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> print(clip_to_norm({"w": jnp.array([3e9, 4e9])}, 1.0))
-        {'w': Array([0.6, 0.8], dtype=float32)}
-    """
+    """Returns sample·min(1, l2_clip_norm / ||sample||), the norm over all leaves."""
     return Clipping(l2_clip_norm).influence(sample)
 
 

@@ -128,7 +128,8 @@ class Estimator(abc.ABC):
                 normalize_by is not positive or much smaller than n, or axis_name does
                 not fit.
         """
-        return self._folded(samples, is_padding_example, normalize_by, axis_name)[0]
+        how = {"normalize_by": normalize_by, "axis_name": axis_name}
+        return self.with_aux(samples, is_padding_example, **how)[0]
 
     def unrounded(
         self,
@@ -151,8 +152,8 @@ class Estimator(abc.ABC):
             >>> print(mean.plus(jnp.float32(2.0)))
             2.1666667
         """
-        args = is_padding_example, normalize_by, axis_name
-        return self._folded(samples, *args, is_rounded=False)[0]
+        how = {"normalize_by": normalize_by, "axis_name": axis_name}
+        return self.with_aux(samples, is_padding_example, **how, rounded=False)[0]
 
     def with_aux(
         self,
@@ -161,21 +162,14 @@ class Estimator(abc.ABC):
         *,
         normalize_by: Scalar | None = None,
         axis_name: AxisName | None = None,
+        rounded: bool = True,
     ) -> tuple[PyTree, PyTree]:
         """Returns the robust mean of a stream of samples, and the aux of all samples.
 
-        Arguments and errors are the same as in `__call__`. The stream makes an aux,
-        such as a loss, for each sample; all aux, with leading axis n, are NOT private.
+        Arguments and errors are the same as in `__call__`; if `rounded` is false, the
+        mean is that of `unrounded`. The stream makes an aux, such as a loss, for each
+        sample; all aux, with leading axis n, are NOT private.
         """
-        return self._folded(stream, is_padding_example, normalize_by, axis_name)
-
-    def _folded(
-        self, stream, is_padding_example, normalize_by, axis_name, is_rounded=True
-    ):
-        """Returns the robust mean of samples, and aux of a stream, such as losses."""
-        # `stream` may be a pytree with leaves (n, ...); the other arguments are those
-        # of `__call__`. Unless `is_rounded`, the mean is an `Unrounded`, to which noise
-        # is added before it is rounded.
         stream = SampleStream.of(stream, is_padding_example)
         axes = row_axes(stream.rows, axis_name)
         if normalize_by is not None:
@@ -190,7 +184,7 @@ class Estimator(abc.ABC):
             elif is_known:  # before jit, which traces it
                 normalize_by = proven_divisor(num_rows, normalize_by)
         stream = replace(stream, axes=axes)
-        return stream.call(_fold_stream, self, normalize_by, Static(is_rounded))
+        return stream.call(_fold_stream, self, normalize_by, Static(rounded))
 
     def sensitivity(
         self,
@@ -340,7 +334,7 @@ class Mean(Estimator):
 
 
 def _fold_stream(stream, estimator, normalize_by, is_rounded):
-    """Returns the robust mean and aux of a `SampleStream`, as `_folded` does."""
+    """Returns the robust mean and aux of a `SampleStream`, as `with_aux` does."""
     # The sum is divided by normalize_by, or for None by the number of rows. The mean is
     # rounded if `is_rounded.value`, which is static under jit.
     axes = stream.axes

@@ -113,12 +113,12 @@ def running_statistics(tree: PyTree, *, in_closure: bool = False) -> str | None:
 def loss_of_users(loss_fn: LossFn, *, has_aux: bool = False) -> LossFn:
     """Returns a loss that also accepts all records of a user, as `UserRecords`.
 
-    The loss of a user is the mean or the sum over the user's records, and its aux has a
-    leading axis of records_per_user. Any other example is passed to loss_fn.
+    The loss of a user is the mean over the user's records, and its aux has a leading
+    axis of records_per_user. Any other example is passed to loss_fn.
     """
 
     def loss(params: PyTree, example: PyTree) -> Any:
-        """Returns the loss of an example; of a user, the mean or sum of losses."""
+        """Returns the loss of an example; of a user, the mean of losses."""
         if not isinstance(example, UserRecords):
             return loss_fn(params, example)
         own = partial(loss_fn, params)
@@ -130,8 +130,7 @@ def loss_of_users(loss_fn: LossFn, *, has_aux: bool = False) -> LossFn:
         )
         values, aux = results if has_aux else (results, ())
         value = jnp.sum(jnp.where(example.is_record, values, 0))
-        if example.user_gradient == "mean":
-            value /= jnp.maximum(jnp.sum(example.is_record), 1).astype(value.dtype)
+        value /= jnp.maximum(jnp.sum(example.is_record), 1).astype(value.dtype)
         return (value, aux) if has_aux else value
 
     return loss
@@ -283,9 +282,6 @@ def streamlined(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
     fast kernel. The gradient of a dense layer, a transposed outer product, is computed
     in its final order, so that XLA fuses it into the next operation. Indices of fewer
     than 32 bits are widened: XLA may lose a gradient by them.
-
-    Results are the same, to the rounding of a convolution. Operations inside a loop, a
-    branch or a `jax.checkpoint` of the function, or with a sharding, are unchanged.
     """
     return lambda *args: traced(function, *args)(*args)
 

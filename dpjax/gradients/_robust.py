@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from dpjax import _validate
-from dpjax._sharding import AxisName, by_device, manual_axes_of, row_axes, varying_with
+from dpjax._sharding import AxisName, by_device, row_axes, varying_with
 from dpjax._sums.stream import SampleStream
 from dpjax._tree import by_row
 from dpjax._types import (
@@ -27,7 +27,6 @@ from dpjax.gradients._loss import (
     trainable,
     warn_of_rows,
 )
-from dpjax.gradients._users import UserGradient, check_users, stream_of_users
 
 
 def per_sample_grad(
@@ -149,11 +148,6 @@ def robust_grad(
     return_values: bool = False,
     has_aux: bool = False,
     axis_name: AxisName | None = None,
-    user_ids: jax.Array | None = None,
-    num_users: int | None = None,
-    records_per_user: int | None = None,
-    user_gradient: UserGradient = "mean",
-    factored: bool = True,
 ) -> Callable[..., Any]:
     """Returns a function that computes the robust mean of per-example gradients.
 
@@ -167,18 +161,12 @@ def robust_grad(
         microbatch_size: number of samples processed at once; by default what fits.
         normalize_by: public divisor; by default the leading size, if it never varies.
         relation: neighboring relation of the sensitivity. ADD_OR_REMOVE_ONE needs
-            normalize_by, or num_users, because the size of a batch is private.
+            normalize_by, because the size of a batch is private.
         return_values: whether to return the per-example losses too.
         has_aux: whether loss_fn returns auxiliary values too.
         axis_name: mesh axes over which rows are sharded: a name or a tuple, `()` for
             none. By default they are read from the batch (only Explicit axes if it is
             traced); inside `jax.shard_map` the default is the mean of one device.
-        user_ids: integers of shape (n,), as for `dpjax.gradients.by_user`: samples are
-            then users, and aux has shape (num_users, records_per_user, ...).
-        num_users: public number of users, required with user_ids; the default divisor.
-        records_per_user: public bound, with user_ids; n by default.
-        user_gradient: "mean" or "sum" of the gradients of a user's records.
-        factored: whether gradients may be stored as factors; False writes all out.
 
     Returns:
         `grad_fn(params, batch, is_padding_example=None)`, where leaves of batch have
@@ -189,7 +177,7 @@ def robust_grad(
 
     Raises:
         ValueError: If an argument, a shape, params or a mesh does not fit, for example
-            if the number of devices does not divide n. Never because of an id's value.
+            if the number of devices does not divide n.
 
     Sensitivity:
         `estimator.sensitivity(n or normalize_by, number of parameters)`, under
@@ -207,9 +195,7 @@ def robust_grad(
     """
     _validate.loss_fn(loss_fn)
     _validate.estimator(estimator)
-    users = user_ids, num_users, records_per_user, user_gradient
-    check_users(*users)
-    check_divisor(num_users if normalize_by is None else normalize_by, relation)
+    check_divisor(normalize_by, relation)
     if microbatch_size is not None:
         _validate.count(microbatch_size=microbatch_size)
 
@@ -218,17 +204,9 @@ def robust_grad(
     ) -> Any:
         """Returns the robust mean of all gradients, with losses and aux if wanted."""
         args = params, batch, microbatch_size, has_aux, return_values
+        how = {"normalize_by": normalize_by, "axis_name": axis_name}
         stream = _stream_of_grads(loss_fn, *args)
-        stream = stream if factored else stream.written_out()
-        if user_ids is not None:
-            axes = row_axes(batch, axis_name)
-            if axis_name is None:
-                axes = axes or manual_axes_of(batch)
-            stream = stream_of_users(stream, is_padding_example, axes, users)
-            is_padding_example = None
-        grads, aux = estimator.with_aux(
-            stream, is_padding_example, normalize_by=normalize_by, axis_name=axis_name
-        )
+        grads, aux = estimator.with_aux(stream, is_padding_example, **how)
         beside = (aux["values"],) * return_values + (aux["aux"],) * has_aux
         if not beside:
             return grads
@@ -238,7 +216,7 @@ def robust_grad(
 
 
 def _stream_of_grads(
-    loss_fn, params, batch, microbatch_size, has_aux, return_values=False
+    loss_fn, params, batch, microbatch_size, has_aux=False, return_values=False
 ) -> SampleStream:
     """Returns the stream of a batch's gradients, for `robust_grad`, with its arguments.
 

@@ -37,8 +37,8 @@ class MarginLoss(LinearLoss):
             loss and its `value` raise `ValueError` when called.
 
     Example:
-        >>> MarginLoss.logistic().curvature_bound
-        0.25
+        >>> MarginLoss.smoothed_hinge(width=0.5).curvature_bound
+        1.0
         >>> import jax.numpy as jnp
         >>> pseudo_huber = MarginLoss(lambda z: (z - 1) / jnp.hypot(1.0, z - 1),
         ...                           derivative_bound=1.0, curvature_bound=1.0)
@@ -63,11 +63,6 @@ class MarginLoss(LinearLoss):
             _validate.require(is_fine, name, function, "callable")
         _validate.positive(derivative_bound=self.derivative_bound)
         _validate.positive(curvature_bound=self.curvature_bound)
-
-    @classmethod
-    def logistic(cls) -> "MarginLoss":
-        """Returns the logistic loss log(1 + e^-z), which is `losses.logistic`."""
-        return logistic
 
     @classmethod
     def smoothed_hinge(cls, width: float = 0.5) -> "MarginLoss":

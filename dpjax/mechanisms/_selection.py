@@ -15,14 +15,7 @@ import jax.numpy as jnp
 
 from dpjax import _validate
 from dpjax._rounding import ROUNDED_UP
-from dpjax._sharding import (
-    AxisName,
-    check_key_varies_as,
-    from_all,
-    num_shares,
-    row_axes,
-    varying_with,
-)
+from dpjax._sharding import check_key_varies_as, varying_with
 from dpjax._types import Key, Scalar
 from dpjax.mechanisms import _samplers
 
@@ -36,7 +29,6 @@ def exponential(
     epsilon: Scalar,
     sensitivity_range: Scalar,
     num_chunks: int | None = None,
-    axis_name: AxisName | None = None,
 ) -> jax.Array:
     """Chooses an index with the exponential mechanism; a higher score is better.
 
@@ -55,9 +47,6 @@ def exponential(
             the linf sensitivity itself if all scores change in the same direction.
             Positive, may be traced.
         num_chunks: number of chunks of the function; None for an array.
-        axis_name: the axes of a `jax.shard_map` over which candidates are sharded, if
-            any: equally many on each device, with a replicated key. The noise is the
-            same as on one device.
 
     Returns:
         The index, an int32 scalar; chunks are numbered one after the other.
@@ -86,7 +75,7 @@ def exponential(
         range: Dong, Durfee, Rogers (2020), "Optimal differential privacy composition
         for exponential mechanisms".
     """
-    how = epsilon, sensitivity_range, num_chunks, axis_name
+    how = epsilon, sensitivity_range, num_chunks
     return _choose(_samplers.gumbel, key, scores, *how)
 
 
@@ -97,7 +86,6 @@ def permute_and_flip(
     epsilon: Scalar,
     sensitivity_range: Scalar,
     num_chunks: int | None = None,
-    axis_name: AxisName | None = None,
 ) -> jax.Array:
     """Chooses an index by permute-and-flip; a higher score is better.
 
@@ -129,30 +117,26 @@ def permute_and_flip(
         and Zhang (2021), "The permute-and-flip mechanism is identical to
         report-noisy-max with exponential noise".
     """
-    how = epsilon, sensitivity_range, num_chunks, axis_name
+    how = epsilon, sensitivity_range, num_chunks
     return _choose(_samplers.exponential, key, scores, *how)
 
 
-def _choose(
-    sampler, key, scores, epsilon, sensitivity_range, num_chunks, axis_name
-) -> jax.Array:
+def _choose(sampler, key, scores, epsilon, sensitivity_range, num_chunks) -> jax.Array:
     """Returns the index that `exponential` or `permute_and_flip` releases."""
     # `sampler` draws the noise. The other arguments are those of `exponential`.
     _validate.typed_key(key)
     _validate.positive(epsilon=epsilon, sensitivity_range=sensitivity_range)
-    axes = () if axis_name is None else row_axes((), axis_name)
     if callable(scores):
         _validate.count(num_chunks=num_chunks)
         index = jax.ShapeDtypeStruct((), jnp.int32)
-        _check_scores(jax.eval_shape(scores, index), num_shares(axes) * num_chunks)
-        return _scan(sampler, axes, key, scores, num_chunks, epsilon, sensitivity_range)
+        _check_scores(jax.eval_shape(scores, index), num_chunks)
+        return _scan(sampler, key, scores, num_chunks, epsilon, sensitivity_range)
     rule = "None where scores is an array; it is for scores that are a function"
     _validate.require(num_chunks is None, "num_chunks", num_chunks, rule)
     scores = _validate.numbers(scores, "scores")
-    _check_scores(scores, num_shares(axes))
-    if not axes:
-        check_key_varies_as(scores, key)
-    return _choose_from_array(sampler, axes, key, scores, epsilon, sensitivity_range)
+    _check_scores(scores, 1)
+    check_key_varies_as(scores, key)
+    return _choose_from_array(sampler, key, scores, epsilon, sensitivity_range)
 
 
 def _check_scores(scores, num_chunks) -> None:
@@ -164,10 +148,10 @@ def _check_scores(scores, num_chunks) -> None:
     _validate.require(is_fine, "scores", jax.ShapeDtypeStruct(shape, dtype), rule)
 
 
-@partial(jax.jit, static_argnums=(0, 1))
-def _choose_from_array(sampler, axes, key, scores, epsilon, sensitivity_range):
+@partial(jax.jit, static_argnums=0)
+def _choose_from_array(sampler, key, scores, epsilon, sensitivity_range):
     scores = jnp.asarray(scores)
-    return _scan(sampler, axes, key, lambda _: scores, 1, epsilon, sensitivity_range)
+    return _scan(sampler, key, lambda _: scores, 1, epsilon, sensitivity_range)
 
 
 class _Best(NamedTuple):
@@ -178,12 +162,9 @@ class _Best(NamedTuple):
     place: jax.Array
 
 
-def _scan(
-    sampler, axes, key, score_fn, num_chunks, epsilon, sensitivity_range
-) -> jax.Array:
+def _scan(sampler, key, score_fn, num_chunks, epsilon, sensitivity_range) -> jax.Array:
     """Returns the index of the candidate with the largest noisy score, by chunks."""
-    # `sampler` draws the noise. `score_fn(i)` has the scores of this device's chunk i;
-    # candidates are sharded over the mesh axes `axes`, () on one device.
+    # `sampler` draws the noise. `score_fn(i)` has the scores of chunk i.
     first = jax.eval_shape(score_fn, jax.ShapeDtypeStruct((), jnp.int32))
     dtype = jnp.float64 if first.dtype == jnp.float64 else jnp.float32
     finite = jnp.finfo(dtype)
@@ -201,10 +182,6 @@ def _scan(
     def scaled(gap: jax.Array) -> jax.Array:
         return jnp.where(jnp.isinf(gap), gap, gap / sensitivity_range * epsilon)
 
-    def better(best: _Best, new: _Best) -> tuple[_Best, None]:
-        wins = scaled(new.score - best.score) + new.noise > best.noise
-        return jax.tree.map(partial(jnp.where, wins), new, best), None
-
     def step(best: _Best, chunk) -> tuple[_Best, None]:
         """Returns the better of the best candidate so far and the best of a chunk."""
         words, i = chunk  # of a key, and the number of the chunk
@@ -217,20 +194,14 @@ def _scan(
         # Compare differences to the best score, or to -largest if all are excluded.
         top = jnp.maximum(scores.max(), -largest)
         j = jnp.argmax(scaled(scores - top) + noise).astype(jnp.int32)
-        index = (offset + i) * scores.shape[0] + j
-        return better(best, _Best(scores[j], noise[j], index))
+        new = _Best(scores[j], noise[j], i * scores.shape[0] + j)
+        wins = scaled(new.score - best.score) + new.noise > best.noise
+        return jax.tree.map(partial(jnp.where, wins), new, best), None
 
     # The scan gets raw words of the keys, as in `_peel_in_rounds`.
     impl = jax.random.key_impl(key)
-    words = jax.random.key_data(jax.random.split(key, num_chunks * num_shares(axes)))
-    offset = jnp.int32(0)
-    if axes:
-        offset = jax.lax.axis_index(axes).astype(jnp.int32) * num_chunks
-        words = jax.lax.dynamic_slice_in_dim(words, offset, num_chunks)
+    words = jax.random.key_data(jax.random.split(key, num_chunks))
     none = _Best(jnp.array(-jnp.inf, dtype), jnp.zeros((), dtype), jnp.int32(0))
     chunks = words, jnp.arange(num_chunks, dtype="int32")
-    best, _ = jax.lax.scan(step, varying_with(none, offset), chunks)
-    if axes:
-        of_devices = jax.tree.map(lambda x: from_all(x, axes), best)
-        best, _ = jax.lax.scan(better, none, of_devices)
+    best, _ = jax.lax.scan(step, varying_with(none, words), chunks)
     return best.place

@@ -33,11 +33,8 @@ def fingerprint(identity: bytes) -> str:
 
 
 def signed(public_key: bytes, identity: bytes, party: int, num_parties: int) -> bytes:
-    """Returns a message with a public key for one job, signed by the secret identity.
-
-    It is the key, the party's public signing key and the signature, which binds the key
-    to the party's number and to the number of parties; `opened` checks it.
-    """
+    """Returns a message with a public key for one job, signed by its identity."""
+    # The signature binds the key to the party's number and to the number of parties.
     key = _signing_key(identity)
     signature = key.sign(_words(public_key, party, num_parties))
     return public_key + key.public_key().public_bytes_raw() + signature

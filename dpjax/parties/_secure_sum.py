@@ -24,10 +24,6 @@ from dpjax.parties._transport import JaxTransport, Transport
 
 _COUNT_BYTES, _DIGEST_BYTES = 8, 32
 
-# With so many steps discrete noise costs as much as continuous noise, and rounding is
-# negligible: d/2 per 2^48 of the variance of the noise.
-_STEPS_PER_STDDEV = 2**24
-
 
 class PartyError(RuntimeError):
     """Parties sent nothing, a wrong size or other arguments; the job has ended.
@@ -324,11 +320,6 @@ def _stream(key: bytes, attempt: int, size: int) -> np.ndarray:
     return np.frombuffer(encryptor.update(bytes(8 * size)), "<u8")
 
 
-def power_of_two(value: float) -> float:
-    """Returns the largest power of two that is not above a positive value."""
-    return math.ldexp(0.5, math.frexp(value)[1])
-
-
 @dataclass(frozen=True)
 class Grid:
     """A rounding of real numbers to integer numbers of steps, for `SecureSum`."""
@@ -348,10 +339,9 @@ class Grid:
         _validate.require(self.bound <= 2**52 * self.step, "bound", self.bound, rule)
 
     @classmethod
-    def for_stddev(cls, stddev: float, *, bound: float) -> "Grid":
-        """Returns a grid with at least 2^24 and less than 2^25 steps in a stddev."""
-        _validate.positive(stddev=stddev)
-        return cls(power_of_two(stddev) / _STEPS_PER_STDDEV, bound)
+    def of(cls, step: float, *, bound: float) -> "Grid":
+        """Returns a grid of the largest power of two that is not above a step."""
+        return cls(math.ldexp(0.5, math.frexp(step)[1]), bound)
 
     def to_integers(self, values: np.ndarray) -> np.ndarray:
         """Rounds values to steps; NaN is 0, and values beyond the bound are clipped."""

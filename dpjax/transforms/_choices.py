@@ -1,19 +1,17 @@
 """Steps with a private choice, of a vertex or of the largest coordinates."""
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
-from dp_accounting import DpEvent
 
 from dpjax import _validate, mechanisms
 from dpjax._keys import secret_repr
 from dpjax._rounding import ROUNDOFF
 from dpjax._tree import clip, flatten, like, num_coordinates
 from dpjax._types import Key, PeelingNoise, Scalar, SelectionName
-from dpjax.accounting._selection import selection_event, total_selection_epsilon
 from dpjax.constraints._constraint import VertexConstraint
 from dpjax.transforms._privatize import KeyState, require_params
 
@@ -39,54 +37,6 @@ class FrankWolfeState(NamedTuple):
     __repr__ = secret_repr
 
 
-class FrankWolfe(optax.GradientTransformation):
-    """The transformation of `frank_wolfe`, with methods for the cost of its choices.
-
-    `optax.chain` returns a transformation without these methods: call them before.
-
-    Attributes:
-        epsilon: privacy parameter of one choice.
-        mechanism: the selection mechanism.
-
-    Example:
-        >>> import jax
-        >>> from dpjax.constraints import L1Ball
-        >>> for mechanism in ("exponential", "permute_and_flip"):
-        ...     step = frank_wolfe(
-        ...         L1Ball(1.0), epsilon=0.1, sensitivity=0.01, limit=1.0,
-        ...         key=jax.random.key(0), mechanism=mechanism)
-        ...     print(round(step.total_epsilon(1e-5, num_updates=50), 2))
-        1.48
-        2.84
-    """
-
-    epsilon: Scalar
-    mechanism: SelectionName
-
-    def total_epsilon(self, delta: float, *, num_updates: int) -> float:
-        """Returns the epsilon at delta of num_updates updates on the same data.
-
-        Args:
-            delta: in [0, 1); with 0 the result is num_updates times epsilon.
-            num_updates: number of updates, one after another.
-
-        Raises:
-            ValueError: If an argument is out of its range, or epsilon is traced.
-        """
-        return total_selection_epsilon(delta=delta, **self._choices(num_updates))
-
-    def dp_event(self, *, num_updates: int) -> DpEvent:
-        """Returns the `dp_accounting` event; see `total_epsilon`, `selection_event`."""
-        return selection_event(**self._choices(num_updates))
-
-    def _choices(self, num_updates: int) -> dict[str, Any]:
-        rule = "a concrete number, not a traced one, to compute the cost of choices"
-        is_fine = _validate.is_concrete(self.epsilon)
-        _validate.require(is_fine, "epsilon", self.epsilon, rule)
-        how = {"num_selections": num_updates, "mechanism": self.mechanism}
-        return {"epsilon": float(self.epsilon), **how}
-
-
 def frank_wolfe(
     constraint: VertexConstraint,
     *,
@@ -96,7 +46,7 @@ def frank_wolfe(
     key: Key,
     learning_rate: optax.ScalarOrSchedule | None = None,
     mechanism: SelectionName = "exponential",
-) -> FrankWolfe:
+) -> optax.GradientTransformation:
     """Returns a transformation that moves parameters towards a private vertex.
 
     The update is eta_t (v - w), where the vertex v is chosen by its score -<v, g>, so
@@ -124,10 +74,10 @@ def frank_wolfe(
         One update is one selection with `epsilon`: between neighbors, the changes of
         two scores differ by at most diameter("l1")·sensitivity, because
         <v - w, g - g'> <= ||v - w||_1 ||g - g'||_inf, and rounding moves each of the
-        four scores by at most `constraint.score_error`·limit. T updates on the same
-        data cost `.total_epsilon(delta, num_updates=T)`, more with permute-and-flip
-        than with the exponential mechanism; on disjoint batches they cost one
-        `epsilon`. All this holds under the relation of the sensitivity.
+        four scores by at most `constraint.score_error`·limit. For T updates on the same
+        data, `accounting.selection_epsilon` gives the epsilon of each: less with
+        permute-and-flip than with the exponential mechanism. On disjoint batches they
+        cost one `epsilon`. All this holds under the relation of the sensitivity.
 
     Example:
         >>> import jax, jax.numpy as jnp, optax
@@ -179,10 +129,7 @@ def frank_wolfe(
         moves = jax.tree.map(lambda v, w: like(rate, v) * (v - w), vertex, params)
         return moves, state._replace(key=next_key, num_steps=state.num_steps + 1)
 
-    transformation = FrankWolfe(init, update)
-    transformation.epsilon = epsilon
-    transformation.mechanism = mechanism
-    return transformation
+    return optax.GradientTransformation(init, update)
 
 
 def _papers_rate(step: jax.typing.ArrayLike) -> jax.Array:

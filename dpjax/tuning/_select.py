@@ -6,7 +6,6 @@ import itertools
 import math
 import os
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -44,7 +43,6 @@ def dp_select(
     distribution: TrialDistribution = "geometric",
     default: PyTree | None = None,
     privacy: PrivacyGuarantee | None = None,
-    num_parallel: int = 1,
     checkpoint: str | os.PathLike[str] | None = None,
 ) -> Solution:
     """Releases the best of a random number of private runs.
@@ -64,7 +62,6 @@ def dp_select(
         distribution: the law of the number of runs, as in `accounting.tuning_epsilon`.
         default: public params, released if no run is made.
         privacy: the guarantee of every run, for a train_fn that cannot be traced.
-        num_parallel: number of runs at a time: by `vmap` for arrays, else in threads.
         checkpoint: a folder for this search only, as SECRET as the data, or None. The
             same call continues a search that was killed.
 
@@ -101,7 +98,6 @@ def dp_select(
     _validate.typed_key(key)
     _validate.positive(epsilon=epsilon)
     _validate.delta(delta)
-    _validate.count(num_parallel=num_parallel)
     _validate.require(isinstance(score, Score), "score", score, "a dpjax.tuning.Score")
     law = TrialCount(distribution, mean_trials)
     rule = f"given with distribution {distribution!r}, which may make no run"
@@ -113,9 +109,9 @@ def dp_select(
     released = _released_guarantee(guarantees, score, epsilon, delta, law)
     opening = contextlib.nullcontext()
     if checkpoint is not None:
-        opening = opened(checkpoint, runs.identity(key, law, num_parallel))
+        opening = opened(checkpoint, runs.identity(key, law))
     with opening as store:
-        progress = _search(runs, law, key, num_parallel, privacy, store)
+        progress = _search(runs, law, key, privacy, store)
     best = {"candidate": progress.candidate, "score": progress.score}
     if progress.candidate < 0:
         return Solution(default, released, best)
@@ -306,13 +302,13 @@ class Runs:
             self.treedefs[i] = jax.tree.structure((solution.params, solution.stats))
         return results
 
-    def identity(self, key: Key, law: TrialCount, num_parallel: int) -> dict[str, str]:
+    def identity(self, key: Key, law: TrialCount) -> dict[str, str]:
         """Returns texts that identify a search: its settings, key, program and data."""
         # A checkpoint with any other text is rejected. The text of a program lacks its
         # large constants, such as data.
         programs = [jax.make_jaxpr(run)(*inputs, key) for run, inputs in self.traced()]
         parts = [(str(program), [*constants(program)]) for program in programs]
-        numbers = repr((law, num_parallel, self.size, jax.__version__))
+        numbers = repr((law, self.size, jax.__version__))
         return {
             "law, number of candidates or version of jax": numbers,
             **digests({"key": key, "function or data": parts}, ()),
@@ -323,38 +319,15 @@ class Runs:
         treedef = self.treedefs[0 if self.is_stacked else progress.candidate]
         return jax.tree.unflatten(treedef, map(jnp.asarray, progress.leaves))
 
-    def made(self, key: Key, numbers: range) -> Iterator[tuple[int, Solution, float]]:
-        """Yields the candidate's index, the solution and the score of several runs."""
-        # Runs are numbered from 1; `key` and a run's number determine its candidate.
-
-        def run(number: int) -> tuple[int, Solution, float]:
-            index, run_key = _draw(self.size, key, number)
-            index = int(index)
-            solution, score = self.run_of(index, run_key)
-            return index, solution, float(score)
-
-        if len(numbers) == 1:
-            yield run(numbers[0])
-            return
-        if not self.is_stacked:
-            with ThreadPoolExecutor(len(numbers)) as pool:
-                yield from pool.map(run, numbers)
-            return
-        indices, keys = jax.vmap(partial(_draw, self.size, key))(jnp.asarray(numbers))
-        solutions, scores = jax.vmap(self.run_of)(indices, keys)
-        scores = np.asarray(scores, float).tolist()
-        for i, index in enumerate(np.asarray(indices).tolist()):
-            yield index, jax.tree.map(lambda leaf, i=i: leaf[i], solutions), scores[i]
-
 
 def _search(
-    runs: Runs, law: TrialCount, key: Key, num_parallel: int, known, store: Store | None
+    runs: Runs, law: TrialCount, key: Key, known, store: Store | None
 ) -> Progress:
     """Trains a number of candidates drawn from `law`; returns the best run by score."""
-    # `Progress` also counts the runs. `num_parallel` runs are computed at a time.
-    # `known` is the guarantee of every run that the caller states, and is compared with
-    # that of each; None: tracing gave it. A search continues from its checkpoint
-    # `store`, if any.
+    # `Progress` also counts the runs, numbered from 1; `key` and a run's number
+    # determine its candidate. `known` is the guarantee of every run that the caller
+    # states, and is compared with that of each; None: tracing gave it. A search
+    # continues from its checkpoint `store`, if any.
     if store is not None and store.step is not None:
         progress = Progress.of(store.latest())
     else:
@@ -362,20 +335,16 @@ def _search(
         if store is not None:  # saved before any run
             store.save(0, progress.arrays())
     while progress.num_done < progress.num_runs:
-        first = progress.num_done + 1
-        numbers = range(first, first + num_parallel)
-        for index, solution, score in runs.made(key, numbers):
-            # Parallel runs beyond K fill up the last numbers, and are dropped.
-            if progress.num_done == progress.num_runs:
-                break
-            if known is not None:
-                rule = "the guarantee of every run, or one with more epsilon and delta"
-                is_fine = _is_covered(solution.privacy, known)
-                _validate.require(is_fine, "privacy", known, rule)
-            released = (solution.params, solution.stats)
-            progress = progress.with_run(index, score, released)
-            place = 0 if runs.is_stacked else index
-            runs.treedefs.setdefault(place, jax.tree.structure(released))
+        index, run_key = _draw(runs.size, key, progress.num_done + 1)
+        solution, score = runs.run_of(int(index), run_key)
+        if known is not None:
+            rule = "the guarantee of every run, or one with more epsilon and delta"
+            is_fine = _is_covered(solution.privacy, known)
+            _validate.require(is_fine, "privacy", known, rule)
+        released = (solution.params, solution.stats)
+        progress = progress.with_run(int(index), float(score), released)
+        place = 0 if runs.is_stacked else int(index)
+        runs.treedefs.setdefault(place, jax.tree.structure(released))
         if store is not None:
             store.save(progress.num_done, progress.arrays())
     return progress

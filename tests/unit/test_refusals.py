@@ -50,7 +50,7 @@ BAD = {
     "failure_prob confidence monitor prior share trim_fraction": PROBABILITY,
     "b1 b2 decay": [-0.1, 1.0, NAN],
     "lower upper": [NAN, INF, None, "1"],
-    "mechanism conversion method norm user_gradient bound distribution": WORD,
+    "mechanism method norm bound distribution": WORD,
     "loss_fn": [3, "f", lambda params, x, y: 0.0],
     "projection_fn callback fit_fn derivative_fn value_fn": [3, "f"],
     "offsets weights": [np.ones(3)],

@@ -44,6 +44,10 @@ from dpjax.solvers.training._loop import (
 from dpjax.solvers.training._solution import Solution
 from dpjax.transforms import average_iterates, average_params, project
 
+# With so many steps discrete noise costs as much as continuous noise, and rounding is
+# negligible: d/2 per 2^48 of the variance of the noise.
+_STEPS_PER_STDDEV = 2**24
+
 ProjectionFn = Callable[[PyTree], PyTree]
 
 
@@ -391,11 +395,7 @@ def _static(learning_rate: Any) -> Any:
 def _run(
     step: PrivateStep, params: PyTree, data: PyTree, key: Key, execution: Execution
 ) -> tuple[PyTree, dict[str, Scalar]]:
-    """Runs all steps of a descent from params, on batches of data, leaves (n, ...).
-
-    Returns the last params, or the iterates' mean if `averaging`, and stats of the
-    `Solution`: num_steps, and batch_size, by which a batch's sum is divided.
-    """
+    """Returns the last params, or the iterates' mean if `averaging`, and stats."""
     params, state = iterate(step, params, data, key=key, execution=execution)
     batches = step.batches
     stats = {"num_steps": batches.start.num_steps, "batch_size": batches.divisor}
@@ -517,7 +517,8 @@ class _Noise(NamedTuple):
         )
         continuous = gaussian_stddev(**budget, sensitivity=sensitivity)
         bound = max(num_records) * float(np.max(np.asarray(estimator.limit)))
-        grid = Grid.for_stddev(continuous / math.sqrt(num_shares), bound=bound)
+        step = continuous / math.sqrt(num_shares) / _STEPS_PER_STDDEV
+        grid = Grid.of(step, bound=bound)
         steps = grid.sensitivity(sensitivity, num_params)
         share = discrete_gaussian_stddev(
             **budget,

@@ -15,6 +15,7 @@ from dpjax import _validate
 from dpjax._sharding import (
     by_device,
     check_key_of_rows,
+    gathered,
     psum,
     row_axes,
     varying,
@@ -103,7 +104,7 @@ def dp_l1_regression(
     _validate.probability(failure_prob=failure_prob)
     check_key_of_rows(key, (features, targets))
     _validate.require(1 < moment_order <= 2, "moment_order", moment_order, "in (1, 2]")
-    features, targets, candidates = _arrays(features, targets, candidates)
+    features, targets, candidates = _arrays(features, targets, gathered(candidates))
     num_samples, num_candidates = features.shape[0], candidates.shape[0]
     chunk_size = _CHUNK_SIZE if chunk_size is None else chunk_size
     _validate.count(chunk_size=chunk_size)
@@ -125,8 +126,8 @@ def dp_l1_regression(
         ratio = deviation / ((moment_order - 1) * bias)
         truncation = cast(Scalar, ratio ** (1 / moment_order))
     _validate.positive(truncation=truncation)
-    axes = row_axes((features, targets), None), row_axes(candidates, None)
-    static, numbers = (fixed_point, chunk_size, *axes), (key, truncation, epsilon)
+    static = fixed_point, chunk_size, row_axes((features, targets), None)
+    numbers = key, truncation, epsilon
     params = _choose(static, numbers, (features, targets), candidates)
     event = selection_event(epsilon, mechanism="permute_and_flip")
     stats = {
@@ -144,49 +145,30 @@ def dp_l1_regression(
 def _choose(static, numbers, data, candidates) -> jax.Array:
     """Returns the candidate (d,) that permute-and-flip chooses by its fit to data."""
     # `static` has a `FixedPoint`, the chunk size, and the mesh axes over which records
-    # and candidates are sharded; `numbers` has the key, truncation and epsilon.
-    # `on_records` runs on each shard of the records, and `among` on each shard of the
-    # candidates; the index that `permute_and_flip` returns counts over all shards.
-    fixed_point, size, record_axes, axes = static
+    # are sharded; `numbers` has the key, truncation and epsilon.
+    fixed_point, size, axes = static
+    num_candidates = len(candidates)
+    num_chunks = -(-num_candidates // size)
+    padding = num_chunks * size - num_candidates
+    columns = jnp.pad(candidates.T.astype(data[0].dtype), ((0, 0), (0, padding)))
 
-    def among(replicated: PyTree, candidates: jax.Array) -> tuple[jax.Array, tuple[()]]:
-        """Returns the candidate (d,) chosen among all devices' candidates, and ()."""
-        # `replicated` has `numbers` and blocks of records, `candidates` (N, d) are this
-        # device's; `by_device` expects a second, sharded result.
-        (key, _, epsilon), blocks = replicated
-        num_candidates = len(candidates)
-        num_chunks = -(-num_candidates // size)
-        padding = num_chunks * size - num_candidates
-        columns = jnp.pad(candidates.T.astype(data[0].dtype), ((0, 0), (0, padding)))
+    def on_records(replicated: PyTree, data: PyTree) -> tuple[jax.Array, tuple[()]]:
+        """Returns the index of the chosen candidate; each device has its records."""
+        ((key, truncation, epsilon), columns), (features, targets) = replicated, data
+        blocks = row_blocks(features, targets, truncation, fixed_point)
 
         def score_chunk(index: jax.Array) -> jax.Array:
             start = index * size
             chunk = jax.lax.dynamic_slice_in_dim(columns, start, size, axis=1)
-            scores = chunk_scores(blocks, chunk, fixed_point, record_axes)
+            scores = chunk_scores(blocks, chunk, fixed_point, axes)
             is_padding = start + jnp.arange(size, dtype="int32") >= num_candidates
             return jnp.where(is_padding, -jnp.inf, scores)
 
-        index = permute_and_flip(
-            key,
-            score_chunk,
-            epsilon=epsilon,
-            sensitivity_range=2.0,  # in units U / (n iota) of the loss
-            num_chunks=num_chunks,
-            axis_name=axes or None,
-        )
-        if not axes:
-            return candidates[index], ()
-        index -= jax.lax.axis_index(axes) * num_chunks * size
-        is_here = (index >= 0) & (index < num_candidates)
-        chosen = jnp.where(is_here, candidates[jnp.where(is_here, index, 0)], 0)
-        return psum(chosen, axes), ()
+        # The range of scores is in units U / (n iota) of the loss.
+        how = {"epsilon": epsilon, "sensitivity_range": 2.0, "num_chunks": num_chunks}
+        return permute_and_flip(key, score_chunk, **how), ()
 
-    def on_records(replicated: PyTree, data: PyTree) -> tuple[jax.Array, tuple[()]]:
-        (numbers, candidates), (features, targets) = replicated, data
-        blocks = row_blocks(features, targets, numbers[1], fixed_point)
-        return by_device(among, axes, (numbers, blocks), candidates)
-
-    return by_device(on_records, record_axes, (numbers, candidates), data)[0]
+    return candidates[by_device(on_records, axes, (numbers, columns), data)[0]]
 
 
 def _arrays(

@@ -23,7 +23,7 @@ from dpjax.accounting import discrete_gaussian_stddev, gaussian_stddev
 from dpjax.losses import MarginLoss
 from dpjax.mechanisms import discrete_gaussian, gaussian
 from dpjax.parties import SecureSum
-from dpjax.parties._secure_sum import Grid, PartyError, power_of_two
+from dpjax.parties._secure_sum import Grid, PartyError
 from dpjax.solvers.papers._objective_perturbation import (
     OUTPUT_SHARE,
     Objective,
@@ -66,7 +66,7 @@ def dp_multiparty_objective_perturbation(
         epsilon: privacy parameter, positive and finite.
         delta: privacy parameter in (0, 1).
         regularization: lambda >= 0, per record, public.
-        loss: phi with its bounds; by default `MarginLoss.logistic()`.
+        loss: phi with its bounds; by default `losses.logistic`.
 
     Returns:
         A `Solution`, the same for all parties, with the stats of
@@ -169,8 +169,8 @@ def _with_noise(
     continuous = gaussian_stddev(epsilon, delta, sensitivity=sensitivity)
     slopes = num_samples * objective.loss.derivative_bound
     longest = (slopes + all_noise * (math.sqrt(num_features) + 60)) / convexity
-    step = power_of_two(continuous / math.sqrt(num_shares)) / _OUTPUT_STEPS
-    grid = Grid(step, bound=longest)
+    step = continuous / math.sqrt(num_shares) / _OUTPUT_STEPS
+    grid = Grid.of(step, bound=longest)
     stddev = discrete_gaussian_stddev(
         epsilon,
         delta,
@@ -212,8 +212,8 @@ class _Party:
         fine = 2.0**-44 * self.objective.num_samples * loss.curvature_bound
         curvature = most * loss.curvature_bound
         self.grids = {
-            _GRADIENTS: Grid(power_of_two(step), bound=slopes),
-            _HESSIAN: Grid(power_of_two(fine), bound=curvature),
+            _GRADIENTS: Grid.of(step, bound=slopes),
+            _HESSIAN: Grid.of(fine, bound=curvature),
         }
 
     def minimizer(self, features: jax.Array, labels: jax.Array) -> np.ndarray:

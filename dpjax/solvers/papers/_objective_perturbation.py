@@ -15,7 +15,7 @@ from dpjax._tree import real_pair
 from dpjax._types import Key, Scalar
 from dpjax.accounting import gaussian_stddev
 from dpjax.accounting._objective import objective_noise
-from dpjax.losses import MarginLoss
+from dpjax.losses import MarginLoss, logistic
 from dpjax.mechanisms import gaussian
 from dpjax.solvers.training._calibration import check_budget, unsupported
 from dpjax.solvers.training._solution import Solution
@@ -34,7 +34,6 @@ def dp_objective_perturbation(
     delta: float,
     regularization: float,
     loss: MarginLoss | None = None,
-    gradient_norm: float | None = None,
 ) -> Solution:
     """Releases the minimizer of a regularized empirical risk with a random linear term.
 
@@ -51,13 +50,12 @@ def dp_objective_perturbation(
         epsilon: privacy parameter, positive and finite.
         delta: privacy parameter in (0, 1).
         regularization: lambda >= 0, per record, public; Lambda if epsilon needs more.
-        loss: phi with its bounds; by default `MarginLoss.logistic()`.
-        gradient_norm: gamma, public; by default 1e-8 N Lambda, or more if the rounding
-            of float64 requires it. The output noise is proportional to it.
+        loss: phi with its bounds; by default `losses.logistic`.
 
     Returns:
         A `Solution` with w as params, shape (d,). Its stats hold stddev, regularization
-        (Lambda), extra_regularization (Delta), gradient_norm (gamma), output_stddev.
+        (Lambda), extra_regularization (Delta), output_stddev, and gradient_norm (gamma:
+        1e-8 N Lambda, or more if the rounding of float64 requires it).
 
     Raises:
         ValueError: If an argument is out of its range, or the loss is no `MarginLoss`;
@@ -96,11 +94,7 @@ def dp_objective_perturbation(
     budget = epsilon - output_epsilon, delta - output_delta
     plan = Perturbation.of(Objective(loss, *features.shape), regularization, *budget)
     least = plan.least_gradient_norm(plan.stddev)
-    if gradient_norm is None:
-        gradient_norm = max(1e-8 * plan.convexity, least)
-    _validate.positive(gradient_norm=gradient_norm)
-    rule = f"None, or at least {least:.3g}, the least that float64 can certify here"
-    _validate.require(gradient_norm >= least, "gradient_norm", gradient_norm, rule)
+    gradient_norm = max(1e-8 * plan.convexity, least)
     moved = 2 * gradient_norm / plan.convexity
     output_stddev = gaussian_stddev(output_epsilon, output_delta, sensitivity=moved)
     dtype = released_dtype(features)
@@ -184,11 +178,7 @@ class Perturbation(NamedTuple):
         return 8 * objective.rounding(self.convexity, params_norm, noise_norm)
 
     def stats(self, gradient_norm: float, output_stddev: float) -> dict[str, Scalar]:
-        """Returns public numbers for the stats of a `Solution`.
-
-        gradient_norm is the public bound on the gradient where the solver stops, and
-        output_stddev of the noise that is added to the params for it.
-        """
+        """Returns public numbers for the stats of a `Solution`."""
         return {
             "stddev": self.stddev,
             "regularization": self.regularization,
@@ -201,7 +191,7 @@ class Perturbation(NamedTuple):
 def checked_loss(loss: MarginLoss | None, regularization: float) -> MarginLoss:
     """Returns the loss, by default the logistic loss."""
     _validate.non_negative(regularization=regularization)
-    loss = MarginLoss.logistic() if loss is None else loss
+    loss = logistic if loss is None else loss
     rule = "a MarginLoss, which declares the bounds that the noise rests on"
     _validate.require(isinstance(loss, MarginLoss), "loss", loss, rule)
     return loss

@@ -228,13 +228,6 @@ def test_factored_gradients_over_devices_have_the_mean_of_one(group, name):
     assert_close(grad_fn(params, spread), grad_fn(params, batch), 1e-6)
 
 
-def test_ids_of_users_are_refused():
-    ids = jnp.arange(N) % 10
-    of_ids = robust_grad(loss_fn, Clipping(0.7), user_ids=ids, num_users=10)
-    with pytest.raises(ValueError, match="user_ids must be of a batch on one device"):
-        of_ids(PARAMS, dealt(BATCH, mesh_of(2)))
-
-
 @pytest.mark.parametrize(("up", "down", "tail"), [(1, -1, 1), (0.125, -1, -1 / 32)])
 def test_one_of_a_million_rows_moves_the_mean_by_the_sensitivity_at_most(
     up, down, tail
@@ -390,6 +383,14 @@ def test_runs_of_their_own_on_each_device_are_not_refused():
     run = mapped(repetition, mesh_of(8), ROWS, ROWS)
     released = run(keys, jnp.zeros((N, 2)))
     assert len(np.unique(np.asarray(released))) == 16
+
+    def choice(keys, scores):
+        options = {"epsilon": 1.0, "sensitivity_range": 1.0}
+        return mechanisms.exponential(keys[0], scores, **options)[None]
+
+    run, keys = mapped(choice, mesh_of(8), ROWS, (ROWS, ROWS)), jax.random.clone(keys)
+    chosen = run(keys, jnp.zeros(N))
+    assert len(np.unique(np.asarray(chosen))) > 3
 
 
 @pytest.mark.parametrize(("setting", "fraction"), [(auto, 0.05), (manual, 0.45)])

@@ -49,10 +49,10 @@ def mean_of(make_grads, estimator, n=N):
     return mean
 
 
-def grad_of(estimator=CLIPPING, **options):
+def grad_of(estimator=CLIPPING):
     def grad(params, batch, axis_name):
         where = {"normalize_by": N, "axis_name": axis_name}
-        return robust_grad(loss_fn, estimator, **where, **options)(params, batch)
+        return robust_grad(loss_fn, estimator, **where)(params, batch)
 
     return grad
 
@@ -85,7 +85,6 @@ def private(make=privatize, *, axis_name):
 # A function, and the estimator whose sensitivity for N records bounds it.
 SUMS = {
     "robust_grad": (grad_of(), CLIPPING),
-    "written out": (grad_of(factored=False), CLIPPING),
     "by coordinate": (grad_of(WINSORIZATION), WINSORIZATION),
     "users": (grad_of_users, CLIPPING),
     "per_sample_grad": (mean_of(per_sample_grad(loss_fn), CLIPPING), CLIPPING),
@@ -268,10 +267,6 @@ FORGOTTEN |= {
 REFUSED = {name: (f, "key must be different on") for name, f in FORGOTTEN.items()}
 IDS = jnp.arange(N // DEVICES)
 REFUSED |= {
-    "user_ids": (
-        lambda *args, axis_name: grad_of(user_ids=IDS, num_users=N)(*args, axis_name),
-        "user_ids must be of a batch on one device",
-    ),
     "by_user": (
         lambda params, batch, axis_name: (
             by_user(batch, IDS, num_users=N, records_per_user=1).records

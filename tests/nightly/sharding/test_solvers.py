@@ -15,7 +15,6 @@ from dpjax import losses, solvers
 from dpjax.batching import Disjoint, Full, Poisson, WithoutReplacement
 from dpjax.constraints import Box, L1Ball, halton_net
 from dpjax.estimators import MedianOfMeans, TrimmedMean, Truncation, Winsorization
-from dpjax.mechanisms import exponential, permute_and_flip
 from tests import registry
 from tests.nightly.sharding import test_means
 from tests.unit.solvers.test_gradient_descent import descend
@@ -125,27 +124,6 @@ def test_candidates_of_l1_regression_may_be_dealt_out(what):
     candidates = put(net(), "candidates")
     many = l1_regression(put(X, "records"), put(Y, "records"), candidates)
     check_same(many, on_one_device("net"), atol=0)
-
-
-@pytest.mark.parametrize("select", [exponential, permute_and_flip])
-@pytest.mark.parametrize("num_chunks", [8, 64])
-def test_choices_among_dealt_out_candidates(select, num_chunks):
-    scores = 3 * jax.random.normal(jax.random.key(2), (64,))
-    options = {"epsilon": 1.0, "sensitivity_range": 1.0}
-
-    def chosen(key, scores, **where):
-        chunks = scores.reshape(-1, 64 // num_chunks)
-        count = {"num_chunks": len(chunks)}
-        return select(key, lambda i: chunks[i], **count, **options, **where)
-
-    values, alone = dealt(scores), jax.jit(chosen)
-    on_device = partial(chosen, axis_name="records")
-    dealt_out = test_means.mapped(on_device, values.sharding.mesh)
-    keys = [jax.random.key(i) for i in range(25)]
-    choices = [int(alone(key, scores)) for key in keys]
-    with jax.debug_key_reuse(False):
-        assert [int(dealt_out(key, values)) for key in keys] == choices
-    assert len({*choices}) > 3
 
 
 def test_coordinates_of_frank_wolfe_may_be_dealt_out():

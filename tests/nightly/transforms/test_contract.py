@@ -2,11 +2,9 @@
 
 import chex
 import jax
-import jax.numpy as jnp
 import orbax.checkpoint as ocp
 import pytest
 
-from tests import registry
 from tests.unit.transforms import test_contract as short
 from tests.unit.transforms.test_contract import (
     STATES,
@@ -56,9 +54,3 @@ def test_exports_for_every_platform(name):
     arguments = make_updates(name, 0), chained(name).init(params), params
     exported = jax.export.export(jitted(name), platforms=platforms)(*arguments)
     assert exported.platforms == platforms
-
-
-@pytest.mark.parametrize("name", registry.OF_SAMPLES)
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
-def test_half_precision_and_wild_gradients_give_finite_float32(name, dtype):
-    short.test_half_precision_and_wild_gradients_give_finite_float32(name, dtype)

@@ -24,7 +24,7 @@ from dpjax._sums.fold import Unrounded
 from dpjax.accounting import PrivacyGuarantee, gaussian_epsilon, rho_to_epsilon
 from dpjax.estimators import Clipping, Mean, MedianOfMeans, TrimmedMean, Truncation
 from dpjax.estimators._clipping import clip_to_norm
-from dpjax.losses import MarginLoss
+from dpjax.losses import logistic
 from dpjax.mechanisms import arsinh_normal, gaussian
 from dpjax.solvers import dp_l1_regression
 from dpjax.solvers.statistics._moments import noisy_second_moments
@@ -229,7 +229,7 @@ def paper_002_second_root(is_planted):
     # P(chi^2 <= ((sigma^2 e - 2) / (2 sigma))^2) = 1 - delta, Procedure 3, holds for a
     # small sigma too, with sigma^2 e < 2.
     stddev = roots()[1 if is_planted else 0]
-    loss = MarginLoss.logistic()
+    loss = logistic
 
     def release(key, label):
         eta = gaussian(key, jnp.zeros(()), stddev=stddev)

@@ -133,19 +133,6 @@ def test_no_order_of_a_sum_passes_what_is_allowed(length):
     assert allowed / 100 < largest <= allowed
 
 
-def test_no_tree_is_deeper_than_one_after_the_other():
-    # The largest sums of depths and of (1 + depth)^2, by the sizes of both branches.
-    first, second = [0, 0], [0, 1]
-    for k in range(2, 257):
-        pairs = [(a, k - a) for a in range(1, k // 2 + 1)]
-        first.append(k + max(first[a] + first[b] for a, b in pairs))
-        below = [second[a] + second[b] + 2 * (first[a] + first[b]) for a, b in pairs]
-        second.append(max(below) + 3 * k)
-        depths = [k - 1, *range(k - 1, 0, -1)]
-        assert first[k] == sum(depths)
-        assert second[k] == sum((1 + depth) ** 2 for depth in depths)
-
-
 @pytest.mark.parametrize("length", [64, 256])
 def test_the_sensitivity_counts_the_worst_orders(length):
     # Depths K - 1, K - 1, K - 2, ..., 1, in another order in each of K coordinates: the
@@ -162,3 +149,16 @@ def test_the_sensitivity_counts_the_worst_orders(length):
     n = 100_000 if length == 64 else 2**28
     counted = Clipping(1.0).sensitivity(n, 1000, rounded=False).l2
     assert counted >= 2 / n * (1 + sum_error(length) * ROUNDOFF)
+
+
+def test_no_tree_is_deeper_than_one_after_the_other():
+    # The largest sums of depths and of (1 + depth)^2, by the sizes of both branches.
+    first, second = [0, 0], [0, 1]
+    for k in range(2, 257):
+        pairs = [(a, k - a) for a in range(1, k // 2 + 1)]
+        first.append(k + max(first[a] + first[b] for a, b in pairs))
+        below = [second[a] + second[b] + 2 * (first[a] + first[b]) for a, b in pairs]
+        second.append(max(below) + 3 * k)
+        depths = [k - 1, *range(k - 1, 0, -1)]
+        assert first[k] == sum(depths)
+        assert second[k] == sum((1 + depth) ** 2 for depth in depths)

@@ -129,7 +129,6 @@ def test_constant_entries_are_measured_too(constant):
 
 NUM_ROWS = 8
 PARAMS = {"w": jnp.zeros((50, 60)), "b": jnp.zeros(1000)}
-USERS = {"user_ids": jnp.arange(NUM_ROWS), "num_users": NUM_ROWS, "records_per_user": 1}
 CLIPPING = Clipping(1.0)
 ESTIMATORS = [CLIPPING, estimators.SmoothedClipping(1.0), estimators.Normalization(1.0)]
 ESTIMATORS += [estimators.Grouped(Clipping(jnp.ones(2)), ("w", "b"))]
@@ -150,11 +149,14 @@ def program_text(function, *args):
     return jax.jit(function).lower(*args).compile().as_text()
 
 
-@pytest.mark.parametrize("users", [{}, USERS], ids=["rows", "users"])
+@pytest.mark.parametrize("is_by_user", [False, True], ids=["rows", "users"])
 @pytest.mark.parametrize("estimator", ESTIMATORS, ids=lambda x: type(x).__name__)
-def test_no_gradient_is_made_twice(estimator, users):
-    grad_fn = dpjax.robust_grad(loss_fn, estimator, **users)
+def test_no_gradient_is_made_twice(estimator, is_by_user):
+    grad_fn = dpjax.robust_grad(loss_fn, estimator)
     batch = (jnp.ones((NUM_ROWS, 1000)),) * 4
+    if is_by_user:
+        ids, sizes = jnp.arange(NUM_ROWS), {"num_users": NUM_ROWS}
+        batch = by_user(batch, ids, **sizes, records_per_user=1)
     assert program_text(grad_fn, PARAMS, batch).count(ONE_FACTOR) == 1
 
 
@@ -178,10 +180,8 @@ def test_one_user_moves_the_mean_by_no_more_than_the_sensitivity():
 
     @jax.jit
     def mean(x, ids):
-        grad_fn = robust_grad(
-            lambda w, x: w @ x, estimator, user_ids=ids, num_users=3, records_per_user=4
-        )
-        return grad_fn(jnp.zeros(2), x)
+        users = by_user(x, ids, num_users=3, records_per_user=4)
+        return robust_grad(lambda w, x: w @ x, estimator)(jnp.zeros(2), users)
 
     odd = [0.0, 1.0, -1.0, 1e30, -1e30, 3e38, 1e-40, np.nan, np.inf, -np.inf]
     theirs = np.array([[1.0, 2], [-3, 4], [5e20, 0]], np.float32)

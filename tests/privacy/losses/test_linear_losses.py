@@ -47,6 +47,7 @@ def _hinge(eta, y, h=0.5):
     return np.where(z > 1 + h, 0.0, inner)
 
 
+_sharp_hinge = partial(_hinge, h=0.01)
 POISSON = losses.poisson(4.0, max_target=9.0)
 GAMMA = losses.gamma(min_mean=0.2, max_target=6.0)
 TWEEDIE = losses.tweedie(1.5, min_mean=0.2, max_mean=3.0, max_target=6.0)
@@ -63,6 +64,7 @@ CASES = {
     ),
     "logistic": (losses.logistic, lambda e, y: -scipy.special.log_expit(y * e), -1, 1),
     "smoothed hinge": (losses.MarginLoss.smoothed_hinge(), _hinge, -1, 1),
+    "sharp hinge": (losses.MarginLoss.smoothed_hinge(0.01), _sharp_hinge, -1, 1),
     "poisson": (POISSON, lambda e, y: _tweedie(e, y, 1, 4e-6, 4.0, 9), 0, 9),
     "gamma": (GAMMA, lambda e, y: _tweedie(e, y, 2, 0.2, 6.0, 6), 0, 6),
     "tweedie": (TWEEDIE, lambda e, y: _tweedie(e, y, 1.5, 0.2, 3.0, 6), 0, 6),
@@ -161,6 +163,8 @@ def test_declared_bounds_outlive_a_search_and_are_near_to_it(name):
     if loss.curvature_bound < math.inf:
         assert steepest >= 0.99 * loss.curvature_bound
     assert (lowest >= -1e-7 * max(steepest, 1)) == loss.is_convex
+    if getattr(loss, "is_non_increasing", False):
+        assert (loss.derivative(jnp.linspace(-50, 50, 10_001)) <= 0).all()
 
 
 def test_bounds_hold_for_any_range():
@@ -331,7 +335,6 @@ def test_a_margin_loss_is_a_loss_of_the_prediction():
     expected = loss.derivative(jnp.float32(0.7), -1) * example[0]
     gradient = jax.grad(loss)(jnp.array([0.1, 0.3]), example)
     np.testing.assert_allclose(gradient, expected, rtol=1e-6)
-    assert losses.MarginLoss.logistic() is losses.logistic
     loss = losses.MarginLoss(jnp.tanh, 1.0, 1.0)
     assert float(loss.derivative(jnp.float32(0.0), 1.0)) == 0
     with pytest.raises(ValueError, match="value_fn must be given"):

@@ -182,9 +182,9 @@ def installed(patch: Any) -> Replay:
         value = _peeling._finite(vector)
         return replay.handed(kind, value, output, choice_scale, release_stddev)
 
-    def chosen(scan, sampler, axes, key, score_fn, num_chunks, epsilon, width):
+    def chosen(scan, sampler, key, score_fn, num_chunks, epsilon, width):
         kind = "exponential" if sampler is _samplers.gumbel else "permute_and_flip"
-        output = scan(sampler, axes, key, score_fn, num_chunks, epsilon, width)
+        output = scan(sampler, key, score_fn, num_chunks, epsilon, width)
         scores = jax.lax.map(score_fn, jnp.arange(num_chunks, dtype="int32"))
         return replay.handed(kind, scores.ravel(), output, epsilon, width)
 

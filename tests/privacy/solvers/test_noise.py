@@ -11,7 +11,7 @@ import scipy.stats
 from dpjax import accounting, solvers
 from dpjax.batching import Disjoint, Poisson
 from dpjax.estimators import Clipping, MedianOfMeans, Truncation, Winsorization
-from dpjax.losses import MarginLoss
+from dpjax.losses import MarginLoss, logistic
 from dpjax.solvers import dp_linear_model
 from tests.unit.solvers import test_sample_and_aggregate as aggregate
 from tests.unit.solvers import test_sparse as sparse
@@ -107,7 +107,7 @@ RELEASES = {
     "descent, poisson": descent(Poisson(5.0), 5),
     "mean, clipping": mean(Clipping(1.0)),
     "mean, medians": mean(MedianOfMeans(Truncation(1.0), 4)),
-    "objective, logistic": objective(MarginLoss.logistic()),
+    "objective, logistic": objective(logistic),
     "objective, pseudo-Huber": objective(PSEUDO_HUBER),
     "sample and aggregate": sample_and_aggregate,
     "thresholding": peeled(thresholded, 1.0, 1e-5),

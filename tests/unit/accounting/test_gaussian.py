@@ -28,17 +28,6 @@ def exact_delta(stddev, epsilon):
         return upper - mpmath.exp(e) * mpmath.ncdf(-1 / (2 * s) - e * s)
 
 
-def test_formula_is_the_integral():
-    s, e = 0.7, 1.3
-
-    def excess(x):
-        return mpmath.npdf(x, 1, s) - mpmath.exp(e) * mpmath.npdf(x, 0, s)
-
-    crossing = 0.5 + e * s**2
-    integral = mpmath.quad(excess, [crossing, 2, 5, 20])
-    assert float(exact_delta(s, e)) == pytest.approx(float(integral), rel=1e-10)
-
-
 @pytest.mark.parametrize("epsilon", EPSILONS)
 def test_stddev_and_epsilon_are_safe_and_tight(epsilon):
     for delta in DELTAS:
@@ -182,3 +171,14 @@ def test_limits_of_budgets_and_prices(name):
     assert pair.price(nothing, 0.0, **pair.setting) == 0
     assert pair.price(everything, 1e-5, **pair.setting) == math.inf
     assert pair.price(1.0, 0.0, **pair.setting) == math.inf
+
+
+def test_formula_is_the_integral():
+    s, e = 0.7, 1.3
+
+    def excess(x):
+        return mpmath.npdf(x, 1, s) - mpmath.exp(e) * mpmath.npdf(x, 0, s)
+
+    crossing = 0.5 + e * s**2
+    integral = mpmath.quad(excess, [crossing, 2, 5, 20])
+    assert float(exact_delta(s, e)) == pytest.approx(float(integral), rel=1e-10)

@@ -290,6 +290,16 @@ def test_the_capacity_is_the_smallest_within_its_share_of_delta(n, q, delta):
             assert factor * exact_tail(capacity - 1, n, q) > 1e-3 * delta
 
 
+def test_limits_of_the_capacity():
+    base = {"num_steps": 10, "epsilon": 1.0, "delta": 1e-5}
+    assert poisson_capacity(100, 1.0, **base) == 100
+    assert poisson_capacity(100, 0.01, **{**base, "delta": 0.0}) == 100
+    assert poisson_capacity(100, 0.01, **{**base, "epsilon": math.inf}) == 100
+    assert poisson_capacity(100, 0.01, **{**base, "epsilon": 1e4}) == 100
+    assert poisson_capacity(10**9, 1e-15, **base) == 1
+    assert poisson_capacity(10**9, 1e-6, **base) < 1300
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_factor_of_the_overflow(seed):
     # Any truncated pair P, Q within tau of an (epsilon, delta~)-DP pair stays within
@@ -309,13 +319,3 @@ def test_factor_of_the_overflow(seed):
     worst = hockey_stick(p + shift, q - shift)
     assert worst <= delta + (1 + math.exp(epsilon)) * move + 1e-12
     assert worst == pytest.approx(delta + (1 + math.exp(epsilon)) * move, rel=0.02)
-
-
-def test_limits_of_the_capacity():
-    base = {"num_steps": 10, "epsilon": 1.0, "delta": 1e-5}
-    assert poisson_capacity(100, 1.0, **base) == 100
-    assert poisson_capacity(100, 0.01, **{**base, "delta": 0.0}) == 100
-    assert poisson_capacity(100, 0.01, **{**base, "epsilon": math.inf}) == 100
-    assert poisson_capacity(100, 0.01, **{**base, "epsilon": 1e4}) == 100
-    assert poisson_capacity(10**9, 1e-15, **base) == 1
-    assert poisson_capacity(10**9, 1e-6, **base) < 1300

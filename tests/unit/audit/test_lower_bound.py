@@ -99,12 +99,8 @@ def test_a_bound_is_near_the_true_epsilon(name, share, key):
 
 def test_gaussian_bound_is_tight(key):
     audit = gaussian_lower_bound(gaussian, *NUMBERS, key=key, delta=1e-5)
-    truth, proved = (
-        gaussian_epsilon(stddev, 1e-5, sensitivity=1.0) for stddev in (1, 1 / audit.mu)
-    )
+    truth = gaussian_epsilon(1, 1e-5, sensitivity=1.0)
     assert 0.85 * truth <= audit.epsilon <= truth
-    assert 0.9 <= audit.mu <= 1
-    assert audit.epsilon == pytest.approx(proved)
 
 
 @pytest.mark.parametrize(("p", "q"), [(0.02, 0.3), (0.7, 0.98)])

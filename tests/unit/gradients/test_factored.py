@@ -258,8 +258,8 @@ def test_a_loop_adds_nothing_up_where_matrices_are_no_smaller():
     assert result == [("written out", 256, "multiplied by 6 vectors")] * 2
     assert_same_mean(loss_fn, params, batch, estimators=CLIPPING)
     product = "f32[9,1,8,8] = dot_general"
-    for options, is_there in (({}, True), ({"factored": False}, False)):
-        grad_fn = dpjax.robust_grad(loss_fn, Clipping(1.0), **options)
+    grad_fns = dpjax.robust_grad(loss_fn, Clipping(1.0)), dpjax.per_sample_grad(loss_fn)
+    for grad_fn, is_there in zip(grad_fns, (True, False), strict=True):
         assert (product in str(jax.make_jaxpr(grad_fn)(params, batch))) == is_there
 
 

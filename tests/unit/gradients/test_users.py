@@ -36,14 +36,12 @@ def by_record():
     return jax.tree.map(np.asarray, grads)
 
 
-def of_users(by_record, user_gradient, most=NUM_RECORDS, padding=()):
+def of_users(by_record, most):
     """Gradients of users from those of records, one user after the other."""
 
     def one(x, user):
-        mine = [i for i in np.flatnonzero(user == IDS) if i not in padding]
-        total = x[mine[:most]].sum(axis=0)
-        is_mean = user_gradient == "mean"
-        return total / max(len(mine[:most]), 1) if is_mean else total
+        mine = np.flatnonzero(user == IDS)[:most]
+        return x[mine].sum(axis=0) / max(len(mine), 1)
 
     return jax.tree.map(
         lambda x: jnp.stack([one(x, user) for user in range(NUM_USERS)]), by_record
@@ -51,27 +49,25 @@ def of_users(by_record, user_gradient, most=NUM_RECORDS, padding=()):
 
 
 @pytest.mark.parametrize(
-    ("estimator", "user_gradient", "most", "padding"),
+    ("estimator", "most"),
     [
-        (Clipping(0.7), "mean", 3, ()),
-        (Winsorization(0.4), "sum", None, (0, 9)),
-        (MedianOfMeans(Winsorization(1.0), 3), "mean", 1, (1,)),
+        (Clipping(0.7), 3),
+        (Winsorization(0.4), NUM_RECORDS),
+        (MedianOfMeans(Winsorization(1.0), 3), 1),
     ],
 )
 def test_a_robust_gradient_is_the_estimator_of_users_gradients(
-    by_record, estimator, user_gradient, most, padding
+    by_record, estimator, most
 ):
-    mask = jnp.isin(jnp.arange(NUM_RECORDS), jnp.array(padding, int))
+    sizes = {"num_users": NUM_USERS, "records_per_user": most}
 
     @jax.jit
-    def mean(params, batch, ids, mask):
-        options = {"user_gradient": user_gradient, "records_per_user": most}
-        users = {"user_ids": ids, "num_users": NUM_USERS}
-        grad_fn = gradients.robust_grad(loss_fn, estimator, **users, **options)
-        return grad_fn(params, batch, mask)
+    def mean(params, batch, ids):
+        users = gradients.by_user(batch, ids, **sizes)
+        return gradients.robust_grad(loss_fn, estimator)(params, users)
 
-    result = mean(PARAMS, BATCH, IDS, mask)
-    samples = of_users(by_record, user_gradient, most or NUM_RECORDS, padding)
+    result = mean(PARAMS, BATCH, IDS)
+    samples = of_users(by_record, most)
     chex.assert_trees_all_close(result, estimator(samples), rtol=2e-05, atol=1e-6)
 
 
@@ -93,7 +89,7 @@ def test_a_row_of_users_is_a_sample(by_record):
         return optimizer.update(stream, state, PARAMS, **marks)[0]
 
     mask = jnp.arange(NUM_USERS) == 1
-    samples = of_users(by_record, "mean", 2)
+    samples = of_users(by_record, 2)
     expected = Clipping(0.7)(samples, mask)
     result = update(users, mask)
     chex.assert_trees_all_close(result, expected, rtol=2e-05, atol=1e-6)
@@ -129,16 +125,7 @@ def test_ids_of_any_size_are_somebodys_or_nobodys(ids):
 
 
 test_bad_arguments_are_named = refused(
-    lambda options: gradients.robust_grad(lambda w, x: w * x, Clipping(1.0), **options)(
-        1.0, jnp.ones(4)
-    ),
-    ({"num_users": 3}, "num_users must be None without user_ids"),
-    ({"records_per_user": 3}, "records_per_user must be None without user_ids"),
-    ({"user_ids": jnp.zeros(4, int)}, "num_users must be an integer"),
-    ({"user_ids": jnp.zeros(3, int), "num_users": 2}, "user_ids must be integers"),
-    ({"user_ids": jnp.zeros(4), "num_users": 2}, "user_ids must be integers"),
-    (
-        {"user_ids": jnp.zeros(4, int), "num_users": 2, "records_per_user": 0},
-        "records_per_user must be an integer",
-    ),
+    lambda ids: gradients.by_user(jnp.ones(4), ids, num_users=2, records_per_user=1),
+    (jnp.zeros(3, int), "user_ids must be integers"),
+    (jnp.zeros(4), "user_ids must be integers"),
 )
