@@ -82,6 +82,7 @@ class LinearEstimator(PrivateEstimator):
     mean_weight_: float | None = None  # None if it is not released
     intervals, monotone = False, None  # for subclasses without these options
     bse_ = None  # standard errors, or None without `intervals`
+    _noise_shares = None  # the parts of their squares that noise makes
 
     @property
     def _factor(self) -> tuple[str | None, list[str]]:
@@ -144,6 +145,10 @@ class LinearEstimator(PrivateEstimator):
             size = len(errors)  # without an intercept the last row is left out
             matrix = units_matrix(standard.centers, standard.scales)[:size, :size]
             self.bse_ = errors_of_sums(matrix, errors, correlations)
+            parts = (solution.stats[f"noise_{x}"] for x in ("errors", "correlations"))
+            of_noise = errors_of_sums(matrix, *parts)
+            with np.errstate(invalid="ignore"):  # infinities
+                self._noise_shares = np.minimum((of_noise / self.bse_) ** 2, 1.0)
 
     def _prepared(
         self,
@@ -233,8 +238,10 @@ class WithIntervals(LinearEstimator):
 
         It has coefficients, standard errors and intervals in your units, with `alpha`
         as in `conf_int`. With a log or a logit link it also has the factor by which one
-        unit of the feature multiplies the mean or the odds. Lines below the table say
-        what intervals cover, which columns have none and why, and state the guarantee.
+        unit of the feature multiplies the mean or the odds. The last column is the part
+        of the squared width that the noise of privacy makes; sampling makes the rest.
+        Lines below the table say what intervals cover, which columns have none and why,
+        and state the guarantee.
         """
         values, errors = self._estimates(alpha)
         names = [x if isinstance(x, str) else f"x{x}" for x in _tables.names_in(self)]
@@ -248,7 +255,8 @@ class WithIntervals(LinearEstimator):
             )
         title, names = type(self).__name__, [*names, "intercept"][: len(values)]
         text = str(self.privacy_)
-        return Summary(title, names, values, errors, text, factor, 1 - alpha, notes)
+        shown = text, factor, 1 - alpha, notes, self._noise_shares
+        return Summary(title, names, values, errors, *shown)
 
     def _estimates(self, alpha):
         check_is_fitted(self)

@@ -78,6 +78,8 @@ class Summary:
     factor: str | None = None  # the name of exponentials of coefficients, if any
     level: float = 0.95  # the probability of each interval
     notes: Sequence[str] = ()  # more sentences
+    # (m,): the parts of squared errors, or widths, that noise makes; NaN if infinite.
+    noise_shares: np.ndarray | None = None
 
     @property
     def intervals(self) -> np.ndarray:
@@ -89,7 +91,9 @@ class Summary:
         """The titles of the columns."""
         interval = f"{100 * self.level:g}% interval"
         titles = ["coefficient", "standard error", interval]
-        return titles if self.factor is None else [*titles, self.factor, interval]
+        if self.factor is not None:
+            titles += [self.factor, interval]
+        return titles if self.noise_shares is None else [*titles, "by noise"]
 
     @property
     def lines(self) -> list[list[str]]:
@@ -102,6 +106,9 @@ class Summary:
             if self.factor is not None:
                 line += [_factor(value), " to ".join(map(_factor, ends))]
             lines.append(line)
+        if self.noise_shares is not None:
+            for line, share in zip(lines, self.noise_shares, strict=True):
+                line.append("" if math.isnan(share) else f"{share:.0%}")
         return lines
 
     @property

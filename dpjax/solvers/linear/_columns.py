@@ -167,6 +167,8 @@ def fit_columns(
         indices = jnp.append(jnp.asarray(indices), intercept)
     order = jnp.argsort(indices)
     correlations = correlations[order][:, order]
+    of_noise = stats["noise_correlations"]
+    stats["noise_correlations"] = of_noise[order][:, order]
     return by_column(params), stats, by_column(errors), correlations
 
 

@@ -353,17 +353,19 @@ def _coordinates(
             keys[-1],
             multipliers.moments / math.sqrt(1 - share),
         )
-    offsets, params, gradient_norms, largest = _first(kind, examples, z, constant, size)
+    first = _first(kind, examples, z, constant, size)
+    offsets, params, gradient_norms, largest, share_large = first
     rows = z, offsets, examples.targets, examples.weights
     share = kind.block_shares["weights"]
     num_weights = z.shape[1] * kind.loss.num_outputs
     steps = multipliers.steps  # of all steps together
     num_clipped = _CLIPPED * 2 * steps * math.sqrt(num_steps * num_weights / share)
+    most_clipped = _MOST_CLIPPED * num_samples
     norms: dict[str, Scalar] = {
         "weights": noisy_quantile(
             norm_key,
             gathered(gradient_norms),
-            num_above=min(num_clipped, _MOST_CLIPPED * num_samples),
+            num_above=jnp.minimum(num_clipped / share_large, most_clipped),
             noise_multiplier=multipliers.gradient_size,
         )
     }
@@ -465,13 +467,15 @@ def _whitened(
 @partial(jax.jit, static_argnums=0)
 def _first(
     kind: ModelKind, examples: Examples, z: jax.Array, constant: jax.Array, size: Scalar
-) -> tuple[jax.Array, dict[str, jax.Array], jax.Array, jax.Array | None]:
+) -> tuple[jax.Array, dict[str, jax.Array], jax.Array, jax.Array | None, Scalar]:
     """Returns offsets, first params, and sizes of gradients, for steps in z (n, k).
 
     Offsets include the best constant prediction if no step changes it. The sizes are
     norms (n,) of each record's gradient in the weights, a quantile of which is the clip
     norm, and the clip norm of the intercept's gradient, or None if the intercept takes
-    no steps. z are whitened features, and targets are within ±size.
+    no steps. z are whitened features, and targets are within ±size. With two classes
+    norms are those of all records with the slope of the rarer class, because noise may
+    hide its few records; last is its share, else 1.
     """
     _, targets, offsets, weights = examples
     outputs = constant.shape
@@ -479,6 +483,11 @@ def _first(
     shift = offsets.reshape(len(z), *(1 for _ in outputs))
     predictions = jnp.broadcast_to(constant, shape) + jnp.broadcast_to(shift, shape)
     slopes = weights * slope_norms(kind.loss.derivative(predictions, targets))
+    share_large: Scalar = 1.0
+    if kind.has_two_classes:
+        ends = kind.loss.derivative(constant, jnp.array([-1.0, 1.0], constant.dtype))
+        slopes, share = weights * jnp.max(jnp.abs(ends)), kind.loss.mean_of(constant)
+        share_large = jnp.minimum(share, 1 - share)
     if kind.starts_at_mean:
         offsets = offsets + constant
     params = {"weights": jnp.zeros((z.shape[1], *outputs), constant.dtype)}
@@ -486,7 +495,7 @@ def _first(
     if "intercept" in kind.block_shares:
         params["intercept"] = constant
         largest = largest_slope(kind, constant, size)
-    return offsets, params, slopes * row_norms(z), largest
+    return offsets, params, slopes * row_norms(z), largest, share_large
 
 
 def slope_norms(slopes: jax.Array) -> jax.Array:
@@ -562,23 +571,28 @@ def recalibration(
     gradients leave scores too small, which one Newton step on both corrects. If
     `is_at_mean`, the loss is half the square, and the level a mean of the targets,
     without offsets. The change then only subtracts the mean of the scores, which has
-    less noise than the mean of the slopes, because scores are smaller.
+    less noise than the mean of the slopes, because scores are smaller. For two classes
+    the bound of slopes is public: a quantile could be that of the frequent class.
 
     Privacy:
-        Under replace-one as two Gaussian mechanisms: two noisy quantiles of
+        Under replace-one as two Gaussian mechanisms: one or two noisy quantiles of
         `size_multiplier` together, and a mean of five numbers, whose sum a record moves
         by at most sqrt(11), of `multiplier`.
     """
     keys = _keys.split(key, 3)
+    has_two_classes = loss.target_range == (-1.0, 1.0)
+    samples = _magnitudes(loss, predictor)[: 1 if has_two_classes else 2]
     bounds = [
         noisy_quantile(
             quantile_key,
             gathered(x),
             num_above=2 * multiplier,
-            noise_multiplier=math.sqrt(2) * size_multiplier,
+            noise_multiplier=math.sqrt(len(samples)) * size_multiplier,
         )
-        for quantile_key, x in zip(keys[:2], _magnitudes(loss, predictor), strict=True)
+        for quantile_key, x in zip(keys, samples, strict=False)
     ]
+    if has_two_classes:
+        bounds.append(jnp.full_like(bounds[0], loss.derivative_bound))
     bounds.append(_largest_curvature(loss, constant, bounds[1]))
     means, stddevs = _means(loss, axis_name, predictor, bounds, multiplier)
     # The key is the second of two, so that the draws agree with `privatize`.

@@ -31,6 +31,7 @@ from dpjax.solvers.linear._steps import BlockClipping
 from dpjax.solvers.statistics._moments import Whitening, noisy_second_moments
 from dpjax.solvers.statistics._noisy_mean import noisy_mean
 from dpjax.solvers.statistics._noisy_quantile import (
+    MOST_SHARE,
     Excess,
     noisy_bound,
     noisy_excess,
@@ -39,17 +40,22 @@ from dpjax.solvers.statistics._noisy_quantile import (
 from dpjax.solvers.training._curves import bounded
 from dpjax.solvers.training._loop import Execution
 
-# Shares of the budget; scores have the rest: see `fit_with_errors`.
-_FIT_SHARE = 0.15
+# Shares of the budget, with enough records and with few; scores have the rest: see
+# `fit_with_errors`. With few records the noise of second derivatives decides.
 _SHARES = {
-    "row_lengths": 0.02,
-    "row_moments": 0.1,
-    "curvature_lengths": 0.02,
-    "curvatures": 0.12,
-    "score_lengths": 0.04,
-    "score_tails": 0.05,
-    "score_moments": 0.04,
+    "fit": (0.15, 0.12),
+    "row_lengths": (0.02, 0.01),
+    "row_moments": (0.1, 0.05),
+    "curvature_lengths": (0.02, 0.01),
+    "curvatures": (0.12, 0.35),
+    "score_lengths": (0.04, 0.04),
+    "score_tails": (0.05, 0.03),
+    "score_moments": (0.04, 0.03),
 }
+# Records are few if (d + 1)^1.5 noise multipliers are this share of them or more. Then
+# this share of all rows is clipped, half of it in the first release: the noise falls
+# more than the bias grows, which counts times the error of the fit.
+_FEW, _CUT_ROWS = 0.03, 0.2
 # With more records for a unit of the noise multiplier, these releases take smaller
 # shares: their noise still falls as n^-1/2, and the noise of scores is what makes
 # intervals wide. The fit's share falls as the root, because its squared error counts.
@@ -60,19 +66,28 @@ _MANY_RECORDS, _MANY_FEATURES = 6_000, 10
 # Floors of a first, rough whitening, which puts the second moments of correlated
 # features above their noise: only the edge of the noise is added to eigenvalues.
 _FLOORS = (1.0, 0.0)
-# The noise hides eigenvalues below this multiple of the edge of its spectrum.
-_CLEAR = 2.0
+# The noise hides eigenvalues below this multiple of the edge of its spectrum. Up to the
+# second multiple intervals do not rely on asymptotics: see `fit_with_errors`.
+_CLEAR, _CLEARLY = 1.1, 2.0
 # Squared hidden loadings count as zero below this multiple of their noise.
 _NO_LOADING = 9.0
-# All intervals are infinite if a noisy bound would clip a larger share, or if there are
-# fewer records: the mean of 2,000 skewed records is not yet normal.
-_MOST_ABOVE = 0.05
-_FEWEST_RECORDS = 4_000
+# Fewer records for a coefficient and a unit of the noise multiplier have no interval,
+# because none were measured (benchmarks/COVERAGE.md). The mean of 4,000 skewed records
+# is nearly normal, and tails of the second share have a variance.
+_FEWEST, _FEWEST_ASYMPTOTIC, _MOST_ASYMPTOTIC = 60, 4_000, 0.25
+# All intervals are infinite if a noisy bound would clip a larger share.
+_MOST_ABOVE = 0.5
 
 _LEVEL_SHARE = 0.15  # of the scores' budget, for the score of the intercept
 # Bounds of scores, over a number that few records exceed. The bound for the intercept
 # is larger, because its tail may be on one side only.
 _BEYOND = {"weights": 1.2, "intercept": 2.0}
+# The share of usual tails that is beyond a bound, of those beyond its half: in tails of
+# index 2.7, and of index 2.
+_USUAL = {"weights": 0.15, "intercept": 0.25}
+# With two classes the number is of scores of the largest slope, which few records have:
+# noise would hide how large the scores of a rare class are.
+_BEYOND_CLASSES = {"weights": 0.75, "intercept": 1.1}
 # The bound of the weights' scores clips at least this many records: the smaller of a
 # share, and a number for each multiplier and root of n. Clipping more makes less noise,
 # and its bias is estimated, but not well enough for the root of many records.
@@ -90,9 +105,20 @@ def _shares(shape: tuple[int, ...], noise_multiplier: float) -> dict[str, float]
     num_samples, num_features = shape
     many = _MANY_RECORDS * math.sqrt(max(1, num_features / _MANY_FEATURES))
     less = min(1.0, many * noise_multiplier / num_samples)
-    shares = {name: less * share for name, share in _SHARES.items()}
-    shares["fit"] = math.sqrt(less) * _FIT_SHARE
+    few = _few(shape, noise_multiplier)
+    shares = {
+        name: less * ((1 - few) * usual + few * at_few)
+        for name, (usual, at_few) in _SHARES.items()
+    }
+    shares["fit"] /= math.sqrt(less)
     return shares | {"scores": 1 - math.fsum(shares.values())}
+
+
+def _few(shape: tuple[int, ...], noise_multiplier: float) -> float:
+    """Returns how few the records are for the noise, from 0 to 1, by public numbers."""
+    num_samples, num_features = shape
+    noise = (num_features + 1) ** 1.5 * noise_multiplier
+    return min(1.0, noise / (_FEW * num_samples))
 
 
 class Curvatures(NamedTuple):
@@ -103,8 +129,10 @@ class Curvatures(NamedTuple):
     """
 
     root: jax.Array  # (k, k): columns of curvature 1, zeros if hidden
+    caution: jax.Array  # (k,): factors of columns for curvatures less the stddev
     hidden: jax.Array  # (k, k): hidden directions in these columns, else zeros
     num_hidden: jax.Array  # the number of hidden directions
+    error: jax.Array  # edge of the noise, over the least curvature that is not hidden
     stddev: jax.Array  # of the noise on the diagonal
 
 
@@ -116,7 +144,7 @@ class Scores(NamedTuple):
     stddev: jax.Array  # (k,), of the mean's noise
     bias: jax.Array  # (blocks, k), the stddev of the estimated bias
     units: jax.Array  # (k,), by which to multiply the mean and its errors
-    is_heavy: jax.Array  # whether the tail is too heavy for that estimate
+    tail_share: jax.Array  # the larger one of the blocks': see `Excess`
 
 
 def fit_with_errors(
@@ -136,8 +164,8 @@ def fit_with_errors(
        are correlated, noise hides fewer directions of the Hessian H in z.
     2. A fit in z is the first estimate.
     3. H is the second moments of rows times the root of the loss's second derivative,
-       clipped. Directions of curvature below twice the noise's largest eigenvalue are
-       hidden: they are left out.
+       clipped. Directions of curvature up to 1.1 times the noise's largest eigenvalue
+       are hidden: they are left out.
     4. Scores (records' gradients) in the other directions, in which H is the identity,
        and for the intercept get bounds, with noisy counts of scores near and above.
     5. The mean of clipped scores is corrected by an estimate of the bias of clipping; S
@@ -145,7 +173,12 @@ def fit_with_errors(
 
     The step is H^-1 times the mean. The covariance adds to H^-1 (S / n) H^-1 the
     covariances by noise of the mean, by noise of H, and of the estimated bias. All are
-    computed from released numbers.
+    computed from released numbers. The part by noise of H takes curvatures as lower by
+    one standard deviation, so that it grows towards hidden directions.
+
+    The stats say whether errors rest on asymptotics: not if n is below 4,000, if the
+    edge of the noise of H is above half of a curvature that is not hidden
+    (`curvature_error`), or if the tail of scores may have no variance (`tail_share`).
 
     Privacy:
         One Gaussian mechanism of the noise multiplier under replace-one: four noisy
@@ -161,10 +194,16 @@ def fit_with_errors(
     start_key, fit_key, curvature_key, size_key, score_key = _keys.split(key, 5)
     row_keys, curvature_keys = _keys.split(start_key), _keys.split(curvature_key)
 
-    def bound_of(norms: jax.Array, key: Key, name: str) -> jax.Array:
-        return noisy_bound(key, gathered(norms), noise_multiplier=multipliers[name])
+    num_cut = _CUT_ROWS * _few(examples.features.shape, noise_multiplier) * num_samples
 
-    radius = bound_of(norms_of_rows(kind, examples), row_keys[0], "row_lengths")
+    def bound_of(norms: jax.Array, key: Key, name: str, least: float) -> jax.Array:
+        multiplier = multipliers[name]
+        return noisy_bound(
+            key, gathered(norms), noise_multiplier=multiplier, least=least
+        )
+
+    norms = norms_of_rows(kind, examples)
+    radius = bound_of(norms, row_keys[0], "row_lengths", num_cut / 2)
     release = kind, examples, radius, row_keys[1], multipliers["row_moments"]
     white, z = whitened(*release, floors=_FLOORS)
     examples = examples._replace(features=bounded(z))
@@ -180,7 +219,7 @@ def fit_with_errors(
     # With a Huber loss in scales, all numbers below are in units of the scale.
     unit = fit_stats.get("residual_scale", jnp.ones((), examples.targets.dtype))
     first, rows, slopes = _linearized(kind, examples, first, unit)
-    radius = bound_of(row_norms(rows), curvature_keys[0], "curvature_lengths")
+    radius = bound_of(row_norms(rows), curvature_keys[0], "curvature_lengths", num_cut)
     moments, noise = noisy_second_moments(
         curvature_keys[1],
         rows,
@@ -189,22 +228,29 @@ def fit_with_errors(
         axis_name=kind.axis_name,
     )
     curvatures = _curvatures(kind.has_intercept, moments, noise)
-    samples = _scores(kind.has_intercept, examples.features, slopes, curvatures.root)
-    scores = released_scores(kind, samples, size_key, score_key, multipliers)
-    params, *errors, correlations = _newton_step(
+    samples, sizes = _scores(kind, examples, slopes, curvatures.root)
+    scores = released_scores(kind, samples, sizes, size_key, score_key, multipliers)
+    params, *errors, correlations, of_noise = _newton_step(
         kind, num_samples, white, unit, first, curvatures, scores
     )
     many_above = num_above(multipliers["row_lengths"]) > _MOST_ABOVE * num_samples
-    if many_above or num_samples < _FEWEST_RECORDS:
+    least = _FEWEST * len(correlations) * max(1.0, noise_multiplier)
+    if many_above or num_samples < least:
         errors = jax.tree.map(lambda x: jnp.full_like(x, jnp.inf), errors)
-        correlations = jnp.eye(len(correlations), dtype=correlations.dtype)
+        correlations = of_noise = jnp.eye(len(correlations), dtype=correlations.dtype)
+    is_certain = curvatures.error <= 1 / _CLEARLY
+    is_certain = is_certain & (scores.tail_share <= _MOST_ASYMPTOTIC)
     fit_share = shares.pop("fit")
     within = {x: fit_share * share for x, share in fit_stats["shares"].items()}
     stats = fit_stats | {
         "noise_multiplier": noise_multiplier,
         "shares": shares | within,
         "num_hidden": curvatures.num_hidden,
+        "curvature_error": curvatures.error,
+        "tail_share": scores.tail_share,
+        "is_asymptotic": is_certain & (num_samples >= _FEWEST_ASYMPTOTIC),
         "noise_errors": errors[1],
+        "noise_correlations": of_noise,
     }
     return params, errors[0], correlations, stats
 
@@ -241,23 +287,23 @@ def _curvatures(has_intercept: bool, moments: jax.Array, stddev: Scalar) -> Curv
     zeros, and in `hidden` instead. The last column is for an intercept, rows centered.
     """
     stddev = jnp.asarray(stddev, moments.dtype)
-    # The noise's largest eigenvalue, doubled.
-    least = _CLEAR * math.sqrt(2 * len(moments)) * stddev
+    edge = math.sqrt(2 * len(moments)) * stddev  # the noise's largest eigenvalue
+    least = _CLEAR * edge
     if not has_intercept:
-        return Curvatures(*_directions(moments, least), stddev)
+        root, caution, hidden, number, smallest = _directions(moments, least, stddev)
+        return Curvatures(root, caution, hidden, number, edge / smallest, stddev)
     # The level is the last direction. The other directions are found for centered rows.
     level, means = moments[-1, -1], moments[:-1, -1]
     is_clear = (level > least).astype(level.dtype)
     level = jnp.maximum(level, least)
     center = means / level
     inner = moments[:-1, :-1] - level * jnp.outer(center, center)
-    *directions, num_hidden = _directions(inner, least)
-    corners = is_clear / jnp.sqrt(level), 1 - is_clear
-    root, hidden = (
-        _with_level(x, -center @ x, corner)
-        for x, corner in zip(directions, corners, strict=True)
-    )
-    return Curvatures(root, hidden, num_hidden + 1 - is_clear, stddev)
+    root, caution, hidden, num_hidden, smallest = _directions(inner, least, stddev)
+    root = _with_level(root, -center @ root, is_clear / jnp.sqrt(level))
+    hidden = _with_level(hidden, -center @ hidden, 1 - is_clear)
+    caution = jnp.append(caution, jnp.sqrt(level / (level - stddev)))
+    num_hidden, error = num_hidden + 1 - is_clear, edge / jnp.minimum(smallest, level)
+    return Curvatures(root, caution, hidden, num_hidden, error, stddev)
 
 
 def _with_level(inner: jax.Array, row: jax.Array, corner: Scalar) -> jax.Array:
@@ -268,30 +314,47 @@ def _with_level(inner: jax.Array, row: jax.Array, corner: Scalar) -> jax.Array:
 
 
 def _directions(
-    moments: jax.Array, least: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array]:  # each (k, k), and a scalar
-    """Returns eigenvectors v with v^T moments v = 1, hidden ones, and their number."""
-    # `_curvatures` uses them. Eigenvectors with eigenvalues up to `least`, which may be
-    # noise, are hidden: columns of norm 1 of the second matrix, zeros in the first.
+    moments: jax.Array, least: jax.Array, stddev: jax.Array
+) -> tuple[jax.Array, ...]:
+    """Returns eigenvectors for `Curvatures`, and the least eigenvalue of clear ones.
+
+    They are vectors v with v^T moments v = 1 and their factors, hidden ones, and the
+    number of these.
+    """
+    # Eigenvectors with eigenvalues up to `least`, which may be noise, are hidden:
+    # columns of norm 1 of the second matrix, zeros in the first.
     values, vectors = jnp.linalg.eigh(moments)
     is_clear = values > least
-    scale = jnp.where(is_clear, jnp.sqrt(1 / jnp.maximum(values, least)), 0.0)
+    values = jnp.maximum(values, least)
+    scale = jnp.where(is_clear, jnp.sqrt(1 / values), 0.0)
     hidden = jnp.where(is_clear[None, :], 0.0, vectors)
-    return vectors * scale[None, :], hidden, jnp.sum(~is_clear, dtype=values.dtype)
+    caution = jnp.sqrt(values / (values - stddev))
+    num_hidden = jnp.sum(~is_clear, dtype=values.dtype)
+    smallest = jnp.min(jnp.where(is_clear, values, jnp.inf))
+    return vectors * scale[None, :], caution, hidden, num_hidden, smallest
 
 
 @partial(jax.jit, static_argnums=0)
 def _scores(
-    has_intercept: bool, z: jax.Array, slopes: jax.Array, root: jax.Array
-) -> Params:
-    """Returns each record's gradient along the columns of `root`, for a Newton step."""
-    # They are features z times slopes (derivatives of the loss), in two blocks: weights
-    # (n, d), and (n, 1) for the intercept. The Hessian is the identity along `root`.
-    slopes = slopes[:, None]
-    if not has_intercept:
-        return {"weights": slopes * product(z, root)}
-    z = product(z, root[:-1, :-1]) + root[-1:, :-1]
-    return {"weights": slopes * z, "intercept": slopes * root[-1, -1]}
+    kind: ModelKind, examples: Examples, slopes: jax.Array, root: jax.Array
+) -> tuple[Params, Params]:
+    """Returns each record's gradient along the columns of `root`, for a Newton step.
+
+    They are features z times slopes (derivatives of the loss), in two blocks: weights
+    (n, d), and (n, 1) for the intercept. The Hessian is the identity along `root`. Next
+    are sizes (n,), to bound each block: norms, or with two classes those that gradients
+    of the largest slope have.
+    """
+    if kind.has_intercept:
+        z = product(examples.features, root[:-1, :-1]) + root[-1:, :-1]
+        along = {"weights": z, "intercept": jnp.full_like(z[:, :1], root[-1, -1])}
+    else:
+        along = {"weights": product(examples.features, root)}
+    samples = {name: slopes[:, None] * x for name, x in along.items()}
+    if not kind.has_two_classes:
+        return samples, {name: row_norms(x) for name, x in samples.items()}
+    largest = examples.weights * kind.loss.derivative_bound
+    return samples, {name: largest * row_norms(x) for name, x in along.items()}
 
 
 @partial(jax.jit, static_argnums=(0, 1))
@@ -303,14 +366,14 @@ def _newton_step(
     first: Params,  # params of the fit
     curvatures: Curvatures,  # directions in which the Hessian is the identity
     scores: Scores,  # means and second moments of gradients
-) -> tuple[Params, Params, Params, jax.Array]:  # params, errors, correlations
-    """Returns params after a Newton step, standard errors and correlations (k, k).
+) -> tuple[Any, ...]:
+    """Returns params after a Newton step, two standard errors, correlations (k, k).
 
-    They are in the units of the features, from released numbers. Errors count sampling
-    and all noise, then noise alone, and are infinite for params that depend on hidden
-    directions.
+    They are in the units of the features, from released numbers. Errors and their
+    correlations count sampling and all noise, then noise alone. Errors are infinite for
+    params that depend on hidden directions.
     """
-    root, hidden, num_hidden, noise = curvatures
+    root, caution, hidden, num_hidden, _, noise = curvatures
     units = scores.units / kind.loss.curvature_bound
     scale = jnp.max(units)  # so that squares neither overflow nor underflow
     start = jnp.hstack([first[x] for x in ("weights", "intercept") if x in first])
@@ -318,27 +381,29 @@ def _newton_step(
     identity = jnp.eye(len(root), dtype=root.dtype)
 
     slope = -root * (units / scale)[None, :]  # derivative of the step in the mean
-    step = slope @ scores.mean
     values, vectors = jnp.linalg.eigh(scores.moments)
     spread = (vectors * jnp.maximum(values, 0)[None, :]) @ vectors.T / num_samples
     noisy = jnp.diag(scores.stddev**2) + scores.bias.T @ scores.bias
+    turn, doubts = jnp.zeros_like(start), jnp.zeros_like(start[None])
+    if kind.has_intercept and not (kind.is_robust or kind.loss == squared):
+        args = kind, first["intercept"], slope * scale, scores, spread
+        slope, turn, doubts = (x / scale for x in _second_order(*args))
+    step = slope @ scores.mean
     # The noise E of H, symmetric, makes H^-1 E step of the step: E[E v v^T E] for a
     # vector v is s^2 / 2 (|v|^2 + v v^T). Along hidden directions, where there is no
     # step, the error of the fit is assumed to be as large as the fit itself.
-    inverse = root @ root.T
+    large = slope * caution[None, :] ** 2 @ scores.mean
+    cautious = root * caution[None, :]
+    inverse = cautious @ cautious.T
     unseen = jnp.where(num_hidden > 0, jnp.sum(start**2), 0.0)
-    doubt = (jnp.sum(step**2) + unseen) * identity + jnp.outer(step, step)
+    doubt = (jnp.sum(large**2) + unseen) * identity + jnp.outer(large, large)
     noisy = slope @ noisy @ slope.T + inverse @ (noise**2 / 2 * doubt) @ inverse
-    if kind.has_intercept and not (kind.is_robust or kind.loss == squared):
-        # The third derivative is at most the second (Bach 2010), so the error of the
-        # level is at most half the H-weighted mean of squared changes.
-        turn = jnp.sum((units / scale * scores.mean) ** 2) * scale * root[-1, -1] ** 2
-        noisy = noisy.at[-1, -1].add(turn**2 / 4)
+    noisy = noisy + doubts.T @ doubts
     # In features the weights are A w, and the intercept decreases by <center, A w>.
     back = white.matrix
     if kind.has_intercept:
         back = _with_level(back, -white.center @ back, 1.0)
-    params = back @ (start + step)
+    params = back @ (start + step + turn)
     noisy = back @ noisy @ back.T
     covariance = back @ slope @ spread @ slope.T @ back.T + noisy
     variances = jnp.diag(covariance)
@@ -346,19 +411,50 @@ def _newton_step(
     loadings = jnp.sum((back @ hidden) ** 2, axis=1)
     blur = jnp.sum((back @ inverse) ** 2, axis=1) * (noise**2 / 2 * num_hidden)
     is_known = (loadings <= _NO_LOADING * blur) & (variances > 0) & jnp.isfinite(params)
-    is_known = is_known & ~scores.is_heavy
+    is_known = is_known & (scores.tail_share <= MOST_SHARE)
     errors = jnp.where(is_known, jnp.sqrt(variances) * scale * unit, jnp.inf)
     errors = jnp.where(errors > 0, errors, jnp.inf)
     noise_errors = jnp.sqrt(jnp.clip(jnp.diag(noisy), 0, variances)) * scale * unit
     noise_errors = jnp.where(jnp.isfinite(errors), noise_errors, jnp.inf)
     params = jnp.nan_to_num(params * scale * unit)
-    inverses = jnp.where(jnp.isfinite(errors), scale * unit / errors, 0.0)
+    pairs = (covariance, errors), (noisy, noise_errors)
+    correlations = [_correlations(x, y / (scale * unit)) for x, y in pairs]
+    vectors = [_parts(kind, x) for x in (params, errors, noise_errors)]
+    return *vectors, *correlations
+
+
+def _correlations(covariance: jax.Array, errors: jax.Array) -> jax.Array:
+    inverses = jnp.where(jnp.isfinite(errors) & (errors > 0), 1 / errors, 0.0)
     correlations = covariance * jnp.outer(inverses, inverses)
-    correlations = jnp.fill_diagonal(correlations, 1.0, inplace=False)
-    params, errors, noise_errors = (
-        _parts(kind, x) for x in (params, errors, noise_errors)
-    )
-    return params, errors, noise_errors, correlations
+    return jnp.fill_diagonal(correlations, 1.0, inplace=False)
+
+
+def _second_order(
+    kind: ModelKind,  # the static description of the model
+    level: jax.Array,  # the intercept of the fit
+    slope: jax.Array,  # derivative of the Newton step in the mean
+    scores: Scores,  # means and second moments of gradients
+    spread: jax.Array,  # covariance of the mean by sampling
+) -> tuple[jax.Array, jax.Array, jax.Array]:  # slope, change, doubts
+    """Returns the slope and a change of a Newton step, to second order, and its doubts.
+
+    The third derivative is a factor times the second: 1 with a log link, 1 - 2 p with a
+    logit. So a change of the level multiplies curvatures, and the step overshoots by
+    half the H-weighted mean of squared changes. Doubts (2, k) are the size of both.
+    """
+    factor = 1.0 if kind.loss.has_log_link else -jnp.tanh(level / 2)
+    rise = slope[-1, -1] * scores.mean[-1]
+    faster = jnp.clip(1 - factor * rise, 0.5, 2.0)
+    slope = slope.at[:, :-1].multiply(faster)
+    # Columns of the slope have an H-norm that the last one shows.
+    sizes = slope[-1, -1] ** 2 * (scores.units / scores.units[-1]) ** 2
+    turn = jnp.sum(sizes * scores.mean**2)
+    variances = scores.stddev**2 + jnp.diag(spread)
+    change = -factor / 2 * jnp.maximum(turn - jnp.sum(sizes * variances), 0.0)
+    at_level = jnp.zeros_like(slope[0]).at[-1]
+    inner = rise * (slope[:, :-1] @ scores.mean[:-1])
+    doubts = jnp.stack([at_level.set(turn / 2), inner])
+    return slope, at_level.set(jnp.clip(change, -1.0, 1.0)), doubts
 
 
 def _parts(kind: ModelKind, values: jax.Array) -> Params:
@@ -370,6 +466,7 @@ def _parts(kind: ModelKind, values: jax.Array) -> Params:
 def released_scores(
     kind: ModelKind,  # the static description of the model
     samples: Params,  # the blocks, (n, k) each
+    sizes: Params,  # to bound them, (n,) each
     size_key: Key,  # for bounds and counts
     key: Key,  # for the mean and the moments
     multipliers: dict[str, float],  # noise multipliers by release
@@ -388,20 +485,24 @@ def released_scores(
     num_samples = len(samples["weights"])
     per_root = _PER_ROOT * multipliers["scores"]
     clipped = min(_MOST_CUT * num_samples, per_root * math.sqrt(num_samples))
+    beyond = _BEYOND_CLASSES if kind.has_two_classes else _BEYOND
     halves, excess = {}, {}
     each = math.sqrt(len(shares))
     for name, sub_key in zip(shares, _keys.split(size_key), strict=False):
         bound_key, tail_key = _keys.split(sub_key)
-        norms = gathered(row_norms(samples[name]))
-        bound = _BEYOND[name] * noisy_bound(
+        bound = beyond[name] * noisy_bound(
             bound_key,
-            norms,
+            gathered(sizes[name]),
             noise_multiplier=each * multipliers["score_lengths"],
             least=clipped if name == "weights" else 0.0,
         )
         halves[name] = bound / 2
         excess[name] = noisy_excess(
-            tail_key, norms, bound, noise_multiplier=each * multipliers["score_tails"]
+            tail_key,
+            gathered(row_norms(samples[name])),
+            bound,
+            noise_multiplier=each * multipliers["score_tails"],
+            usual=_USUAL[name],
         )
     mean_key, moments_key = _keys.split(key)
     parts = {x: (1 - _OUTER_SHARE) * share for x, share in shares.items()}
@@ -447,10 +548,9 @@ def _corrected(
     Rows (n, k) are gradients, corrected for clipping by `excess` like the mean, and
     scaled to norms up to 1.
     """
-    blocks, is_heavy = [], jnp.zeros((), bool)
+    blocks = []
     for block, (name, share) in enumerate(shares):
-        ratio, error, heavy = excess[name]
-        is_heavy = is_heavy | heavy
+        ratio, error, _ = excess[name]
         largest = 2 + ratio  # of inner + (1 + ratio) outer, in units of the half
         to_unit = math.sqrt(share) / largest
         inner = 1 / math.sqrt((1 - _OUTER_SHARE) * share)
@@ -466,4 +566,4 @@ def _corrected(
         row = to_unit / halves[name] * (samples[name] + row)
         blocks.append((row, corrected, noise, off, unit))
     joined = (jnp.concatenate(x, axis=-1) for x in zip(*blocks, strict=True))
-    return *joined, is_heavy
+    return *joined, jnp.max(jnp.stack([x.share for x in excess.values()]))

@@ -113,7 +113,12 @@ class ModelKind(NamedTuple):
     @property
     def has_labels(self) -> bool:
         """Tells whether targets are classes, whose shares need no clipping."""
-        return self.loss.num_outputs > 1 or self.loss.target_range == (-1.0, 1.0)
+        return self.loss.num_outputs > 1 or self.has_two_classes
+
+    @property
+    def has_two_classes(self) -> bool:
+        """Tells whether targets are -1 or 1."""
+        return self.loss.target_range == (-1.0, 1.0)
 
     @property
     def is_robust(self) -> bool:

@@ -121,7 +121,10 @@ def dp_linear_model(
         `max_features` adds selected, the indices of the chosen columns, ascending;
         `intervals` adds num_hidden, the number of directions in which noise hides the
         second derivative, and noise_errors (d,): the part of the standard errors that
-        noise and clipping make, so that sampling has the difference of squares.
+        noise and clipping make, so that sampling has the difference of squares, with
+        noise_correlations (d, d). A census has no other errors. is_asymptotic says
+        whether intervals rest on asymptotics or are conservative, as follows from n,
+        curvature_error and tail_share: `docs/guides/intervals.md`.
 
     Raises:
         ValueError: if an argument is out of its range, or shapes do not fit; before any

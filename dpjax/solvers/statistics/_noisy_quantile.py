@@ -35,8 +35,10 @@ _LOWEST, _HIGHEST, _NUM_HALVINGS = -20.0, 44.0, 9
 # The number of records above the bound, in stddevs of the noise of a count: at the last
 # steps, and before, where noise alone exceeds it once in 300,000 times.
 _ABOVE, _CLEARLY_ABOVE, _NUM_LAST = 3.0, 4.5, 3
-# The share of the records above C / 2 that are above C, in a Pareto tail of index 1.6.
-_MOST_SHARE, _CLEAR = 1 / 3, 2.0
+# The share of the records above C / 2 that are above C: at most, in a Pareto tail of
+# index 1.3; the largest that an error counts; and its spread before it is counted.
+MOST_SHARE, _LARGEST_SHARE, _SPREAD = 0.4, 0.47, 0.1
+_CLEAR = 2.0
 NUM_MEDIAN_HALVINGS = 20
 _WITHIN, _RANGE = 0.25, 4.0  # see `median_and_bound`
 
@@ -249,29 +251,38 @@ class Excess(NamedTuple):
     """Estimates how much magnitudes exceed a bound, from released counts."""
 
     ratio: jax.Array  # sum of (x - C)+ over the sum of clip(x, C / 2, C) - C / 2
-    error: jax.Array  # standard error of the ratio, from the noise of the counts
-    is_heavy: jax.Array  # the tail is too heavy for a ratio, beyond doubt by noise
+    error: jax.Array  # standard error of the ratio, by noise and by chance
+    share: jax.Array  # of those above C / 2, above C; no ratio beyond `MOST_SHARE`
 
 
 def noisy_excess(
-    key: Key, magnitudes: jax.Array, bound: jax.Array, *, noise_multiplier: float
+    key: Key,
+    magnitudes: jax.Array,
+    bound: jax.Array,
+    *,
+    noise_multiplier: float,
+    usual: float,  # the share r of usual tails
 ) -> Excess:
     """Releases how much magnitudes exceed a bound C, for a Pareto tail from C / 2 on.
 
     `Excess` has a ratio that corrects a mean of vectors clipped to C, and its error. If
     a share r of those above C / 2 is above C, the index is log2(1 / r), and the mean of
     (x - C)+ is 2 r / (1 - 2 r), the ratio, times the mean of clip(x, C / 2, C) - C / 2.
+    Where counts are few, r is near the usual one.
 
     Privacy:
         A Gaussian mechanism of the noise multiplier under replace-one, of the numbers
         of magnitudes in (C / 2, C] and above C. Replacing a record moves both by at
         most 1. Counts are exact.
     """
-    return _excess(key, magnitudes, bound, math.sqrt(2) * ROUNDED_UP * noise_multiplier)
+    stddev = math.sqrt(2) * ROUNDED_UP * noise_multiplier
+    return _excess(key, magnitudes, bound, stddev, usual)
 
 
 @jax.jit
-def _excess(key: Key, x: jax.Array, bound: jax.Array, stddev: Scalar) -> Excess:
+def _excess(
+    key: Key, x: jax.Array, bound: jax.Array, stddev: Scalar, usual: Scalar
+) -> Excess:
     """Releases how much magnitudes x (n,) exceed `bound`: a ratio and its error."""
     # They follow from noisy counts above bound / 2 and bound, with noise of `stddev`.
     stddev = jnp.asarray(stddev, "float32")
@@ -280,12 +291,14 @@ def _excess(key: Key, x: jax.Array, bound: jax.Array, stddev: Scalar) -> Excess:
     between, above = gaussian(key, counts.astype("float32"), stddev=stddev)
     total = jnp.maximum(between + above, _CLEAR * stddev)
     share = jnp.clip(above / total, 0.0, 1.0)
-    noise = stddev / total * jnp.sqrt(1 - 2 * share + 2 * share**2)
-    share_cut = jnp.minimum(share, _MOST_SHARE)
-    ratio = 2 * share_cut / (1 - 2 * share_cut)
-    error = 2 * noise / (1 - 2 * share_cut) ** 2
-    is_heavy = share - _CLEAR * noise > _MOST_SHARE
-    return Excess(ratio.astype(x.dtype), error.astype(x.dtype), is_heavy)
+    noise = (stddev / total) ** 2 * (1 - 2 * share + 2 * share**2)
+    variance = noise + share * (1 - share) / total
+    trust = _SPREAD**2 / (_SPREAD**2 + variance)
+    share = usual + trust * (share - usual)
+    middle, reach = jnp.minimum(share, MOST_SHARE), 2 * jnp.sqrt(trust * variance)
+    ends = jnp.stack([middle, middle - reach, middle + reach])
+    ratio, low, high = 0.5 / (0.5 - jnp.clip(ends, 0.0, _LARGEST_SHARE)) - 1
+    return Excess(*(y.astype(x.dtype) for y in (ratio, (high - low) / 4, share)))
 
 
 def noisy_median(

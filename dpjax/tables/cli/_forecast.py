@@ -38,7 +38,7 @@ _MOST_CELLS = 20_000_000  # rows times features of simulated records
 _KNOTS = (-2.0, 0.0, 2.0), FINE  # knots of curves without privacy
 _MOST_FITS, _NEAR = 5, 0.1  # end the search for a number of records
 # Intervals need about this number of records / epsilon: see `dp_linear_model`.
-_WITH_INTERVALS = 5_000
+_WITH_INTERVALS = 600
 _RATES, _PRIOR = (0.001, 0.01, 0.1), 0.01  # false positive rates; an attacker's prior
 _MOST_OF = 0.9  # share of the gain over the constant
 _CURVE = np.geomspace(1e-4, 1.0, 200)

@@ -25,7 +25,9 @@ def test_intervals_hold_the_truth(name, num_samples, epsilon, record_property):
     record_property("finite", total.tolist())
     assert not are_too_many(missed, total)
     if np.sum(total) > 2_000:
-        assert 0.935 < 1 - np.sum(missed) / np.sum(total) < 0.985
+        held = 1 - np.sum(missed) / np.sum(total)
+        assert held > 0.935
+        assert held < 0.985 or num_samples < 4_000  # conservative
 
 
 @pytest.mark.quick(2)

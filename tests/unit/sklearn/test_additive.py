@@ -154,7 +154,7 @@ def test_errors_are_in_the_units_of_the_table(kind):
     np.testing.assert_allclose(np.diff(ends)[:, 0], 3.919928 * errors, rtol=1e-6)
     assert np.all(np.diff(model.conf_int(0.5)) < np.diff(ends))
     text, page = str(model.summary()), model.summary()._repr_html_()
-    for words in ("95% interval", "intercept", "year", "20,000 records changes"):
+    for words in ("95% interval", "by noise", "%", "year", "20,000 records changes"):
         assert words in text
         assert words in page
     assert ("odds ratio" in text) == (kind is sk.DPLogisticRegression)
@@ -189,6 +189,9 @@ def test_a_table_says_what_has_no_interval_and_why():
     assert "<b> 0 inf" in text or "-inf to inf" in text
     assert "90% interval" in text
     assert "No honest interval can be had for <b>, intercept: the noise hides" in text
+    shares = [row[-1] for row in model.summary().lines]  # of squared widths, by noise
+    assert 0 < int(shares[0].rstrip("%")) < 100
+    assert shares[1:] == ["", ""]
     page = model.summary()._repr_html_()
     assert "&lt;b&gt;" in page
     assert "<b>" not in page

@@ -144,9 +144,32 @@ def test_the_price_is_that_of_the_call():
     # A tail too heavy for an excess, and few records, have no interval.
     cauchy = np.asarray(jax.random.cauchy(jax.random.key(7), (NUM,)))
     assert jnp.all(jnp.isinf(solve(data=(data[0], cauchy)).standard_errors))
-    few = solve(data=(data[0][:900], data[1][:900]))
+    few = solve(data=(data[0][:150], data[1][:150]))
     assert jnp.all(jnp.isinf(few.standard_errors))
     assert jnp.all(jnp.isinf(few.stats["noise_errors"]))
+
+
+@pytest.mark.parametrize("num", [2_000, 20_000])
+def test_few_records_and_rare_outcomes_have_intervals(num):
+    is_few, rng = num == 2_000, np.random.default_rng(0)
+    features = np.c_[rng.normal(size=(num, 3)), np.ones(num)]
+    truth = WEIGHTS if is_few else WEIGHTS - [0, 0, 0, 4]
+    targets = features @ truth + rng.logistic(size=num)
+    if not is_few:  # 3 percent of positives
+        targets = np.sign(targets)
+    loss = "squared" if is_few else "logistic"
+    solution = solve(loss, (features, targets), epsilon=1.0)
+    errors, stats = solution.standard_errors, solution.stats
+    assert jnp.all(errors < 0.5)
+    assert jnp.all(jnp.abs(solution.params - truth) < 4 * errors)
+    assert stats["num_hidden"] == 0
+    assert bool(stats["is_asymptotic"]) == (
+        not is_few and stats["tail_share"] <= 0.25 and stats["curvature_error"] <= 0.5
+    )
+    # Errors grow on the way to hidden directions, and more budget makes them smaller.
+    rich = solve(loss, (features, targets), epsilon=3.0)
+    assert rich.stats["curvature_error"] < stats["curvature_error"]
+    assert jnp.all(rich.standard_errors < errors)
 
 
 test_what_has_no_intervals_is_named = refused(
@@ -196,7 +219,7 @@ def test_shares_add_up_and_leave_scores_more_of_many_records(noise_multiplier):
             assert math.isclose(math.fsum(shares.values()), 1.0, rel_tol=1e-15)
             assert min(shares.values()) > 0
             scores.append(shares["scores"])
-        assert 0.459 < scores[0] <= scores[1] <= scores[2] <= scores[3] < 1
+        assert 0.359 < scores[0] <= scores[1] <= scores[2] <= scores[3] < 1
 
 
 @pytest.mark.parametrize(("index", "ratio"), [(2.0, 1.0), (6.0, 1 / 31)])
@@ -206,15 +229,16 @@ def test_an_excess_is_that_of_a_pareto_tail(index, ratio, key):
     beyond = np.maximum(sizes - bound, 0).sum()
     below = np.clip(sizes - bound / 2, 0, bound / 2).sum()
     assert beyond == pytest.approx(ratio * below, rel=0.06)
-    excesses = jax.vmap(
-        lambda key: noisy_excess(key, jnp.float32(sizes), bound, noise_multiplier=20.0)
-    )(jax.random.split(key, 200))
-    assert np.mean(excesses.ratio) == pytest.approx(ratio, rel=0.1)
-    assert np.std(excesses.ratio) == pytest.approx(
-        float(np.mean(excesses.error)), rel=0.3
+    sizes, options = jnp.float32(sizes), {"noise_multiplier": 20.0, "usual": 0.15}
+    excesses = jax.vmap(lambda key: noisy_excess(key, sizes, bound, **options))(
+        jax.random.split(key, 200)
     )
-    assert not jnp.any(excesses.is_heavy)
+    assert np.mean(excesses.ratio) == pytest.approx(ratio, rel=0.1)
+    # The error also counts the sampling of magnitudes, which are fixed here.
+    error = float(np.mean(excesses.error))
+    assert 0.6 * error < np.std(excesses.ratio) < 1.1 * error
+    assert jnp.all(excesses.share < _noisy_quantile.MOST_SHARE)
     key, few = jax.random.key(0), jnp.zeros(5)
-    nothing = noisy_excess(key, few, jnp.float32(1), noise_multiplier=1.0)
+    nothing = noisy_excess(key, few, jnp.float32(1), noise_multiplier=1.0, usual=0.15)
     assert 0 <= nothing.ratio <= 2
-    assert not nothing.is_heavy
+    assert nothing.share < _noisy_quantile.MOST_SHARE
