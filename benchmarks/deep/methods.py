@@ -303,7 +303,7 @@ def measured(task, method, epsilon, keys) -> dict[str, np.ndarray]:
     """Returns test losses, and of classes accuracies, of shape (keys,)."""
     train = _trained if method == "private_training" else _last_layer
     budget = {"epsilon": epsilon, "delta": task.delta}
-    found = [train(task, budget, key) for key in keys]
+    found = train(task, budget, keys)
     measures = {"loss": task.test_loss, "accuracy": task.accuracy}
     if task.loss == "squared":
         del measures["accuracy"]
@@ -313,29 +313,32 @@ def measured(task, method, epsilon, keys) -> dict[str, np.ndarray]:
     }
 
 
-def _trained(task, budget, key):
-    init_key, key = jax.random.split(key)
+def _trained(task, budget, keys):
     run = PrivateTraining(task.loss_fn, num_samples=task.num_samples, **budget)
-    data = jax.tree.map(jnp.asarray, task.train)
-    state = run.init(task.init(init_key), key)
 
     @jax.jit
-    def train(state):
+    def train(key, data):
+        init_key, key = jax.random.split(key)
         one = lambda _, state: run.step(state, data)[0]  # noqa: E731
+        state = run.init(task.init(init_key), key)
         return jax.lax.fori_loop(0, run.num_steps, one, state).params
 
-    return train(state)
+    return [train(key, jax.tree.map(jnp.asarray, task.train)) for key in keys]
 
 
-def _last_layer(task, budget, key):
+def _last_layer(task, budget, keys):
     """Fits the features of the network before any step."""
-    init_key, key = jax.random.split(key)
-    params = task.init(init_key)
-    data, num_outputs = task.head_data(params), params["b_head"].size
-    loss = losses.softmax(num_outputs) if task.loss != "squared" else "squared"
-    solution = dp_linear_model(loss, data, key=key, intercept=-1, **budget)
-    weights = solution.params.reshape(-1, num_outputs)
-    return params | {"w_head": weights[:-1], "b_head": weights[-1]}
+
+    def fit(key):
+        init_key, key = jax.random.split(key)
+        params = task.init(init_key)
+        data, num_outputs = task.head_data(params), params["b_head"].size
+        loss = losses.softmax(num_outputs) if task.loss != "squared" else "squared"
+        solution = dp_linear_model(loss, data, key=key, intercept=-1, **budget)
+        weights = solution.params.reshape(-1, num_outputs)
+        return params | {"w_head": weights[:-1], "b_head": weights[-1]}
+
+    return [fit(key) for key in keys]
 
 
 # -- What `python -m benchmarks deep` runs; a row's excess is the test loss itself -----

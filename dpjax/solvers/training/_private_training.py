@@ -2,7 +2,7 @@
 
 Its defaults follow from public numbers: n, the number of steps, the size of the model,
 and the noise that the budget needs. benchmarks/DEEP.md describes the trials that found
-their constants, as "adaptive clipping, quantile by the noise".
+their constants, as "PrivateTraining, nothing set".
 """
 
 import math
@@ -38,13 +38,13 @@ from dpjax.solvers.training._loop import (
     observed,
 )
 
-_NUM_STEPS = 200
-_BATCHES = 16  # expected batches in an epoch
+_NUM_STEPS = 400
+_BATCHES = 8  # expected batches in an epoch
 _FIRST, _SPEED = 0.03, 0.3  # the first clip norm; how fast its logarithm moves
 _LOWER, _UPPER = 1e-4, 1e4  # the range of clip norms
-_LEAST_CLIPPED, _MOST_CLIPPED = 0.05, 0.5  # range of the share of clipped gradients
-_PEAK, _LEAST_NOISE = 1.3, 0.1  # the peak rate is _PEAK / (_LEAST_NOISE + noise_norm)
-_RISE = 0.1  # share of the steps in which the rate rises
+_CLIPPED = 80  # the quantile of norms is 1 / hypot(1, _CLIPPED noise) in the first step
+_PATH, _LEAST_NOISE = 20, 0.005  # rates add up to _PATH / (_LEAST_NOISE + noise) / 2
+_RISE, _MOMENTUM = 0.1, 0.9  # share of the steps in which the rate rises; of means
 _LOSS_QUANTILE = 0.9  # share of the losses that the monitor does not clip
 
 
@@ -83,8 +83,8 @@ class PrivateTraining:
         epsilon: privacy of the whole run, positive.
         delta: privacy of the whole run, in (0, 1).
         estimator: the robust mean, as in `transforms.privatize`.
-        batching: how batches are drawn; by default `Poisson`, n / 16 rows expected.
-        num_steps: T; by default 200, or the number of steps of the `noise` strategy.
+        batching: how batches are drawn; by default `Poisson`, n / 8 rows expected.
+        num_steps: T; by default 400, or the number of steps of the `noise` strategy.
         noise: a strategy of correlated noise, such as `mechanisms.BandedToeplitz`. It
             needs an estimator; the default batching is then `CyclicPoisson`, with a
             cycle of as many steps as the strategy has bands.
@@ -128,7 +128,7 @@ class PrivateTraining:
         >>> for _ in range(run.num_steps):
         ...     state, metrics = run.step(state, data)
         >>> print(state.params.round(1), metrics["step"])
-        [1. 2.] 200
+        [1. 2.] 400
         >>> print(run.privacy)
         Replacing any one of the 20,000 rows of data changes the probability of any
         event to at most e^1 = 2.72 times what it was, plus 1e-06.
@@ -161,7 +161,7 @@ class PrivateTraining:
         check_budget(epsilon, delta)
         if monitor is not None:
             _validate.probability(monitor=monitor)
-        mean = _adaptive(_quantile(0.5)) if estimator is None else estimator
+        mean = _adaptive(0.5) if estimator is None else estimator
         noisy = measured(mean)
         _check_parts(noise, estimator, monitor, optimizer)
         batching, num_steps = _schedule(
@@ -276,7 +276,7 @@ class PrivateTraining:
             """Returns the state after a step on a batch, and public numbers by name."""
             drawn = self.batching.draw_within(state.batches, data, axis_name=axis_name)
             batch, is_padding_example, batches = drawn
-            step = self._gradient_step(state.params, axis_name)
+            step = self._gradient_step(state.params, state.batches.step, axis_name)
             monitor, seen = state.monitor, {}
             if self._monitor is not None:
                 monitor, seen = self._monitored(step, state, batch, is_padding_example)
@@ -314,8 +314,8 @@ class PrivateTraining:
         Example:
             >>> run = PrivateTraining(
             ...     lambda *_: 0.0, num_samples=20_000, epsilon=1.0, delta=1e-6)
-            >>> print([f"{run.privacy_after(t).epsilon:.2f}" for t in (0, 1, 50, 200)])
-            ['0.00', '0.06', '0.48', '1.00']
+            >>> print([f"{run.privacy_after(t).epsilon:.2f}" for t in (0, 1, 100, 400)])
+            ['0.00', '0.04', '0.48', '1.00']
 
         Reference:
             `docs/privacy/proofs/composition.md`, 3.11.
@@ -349,7 +349,7 @@ class PrivateTraining:
         return float(self._base.relative_norm(num_params))
 
     def _gradient_step(
-        self, params: PyTree, axis_name: AxisName | None = None
+        self, params: PyTree, index: Scalar = 0, axis_name: AxisName | None = None
     ) -> PrivateStep:
         """Returns the noisy gradient step for params, with its defaults filled in."""
         # Defaults for estimator and optimizer depend on the size of params. The
@@ -359,7 +359,8 @@ class PrivateTraining:
         if self._estimator is None:
             # The noise in units of the clip norm does not depend on the quantile, so
             # it can be computed before the quantile is chosen.
-            clipping = _adaptive(_quantile(step.relative_norm(size)))
+            steps, noise = self.num_steps, step.relative_norm(size)
+            clipping = _adaptive(_quantile(steps, noise, index / steps))
             step = replace(step, estimator=clipping)
         optimizer = self._optimizer
         if optimizer is None:
@@ -436,14 +437,16 @@ def _schedule(
     return batching, num_steps
 
 
-def _quantile(noise_norm: Scalar) -> Scalar:
-    """Returns the quantile of gradient norms that the clip norm follows."""
-    return 1 - jnp.clip(noise_norm, _LEAST_CLIPPED, _MOST_CLIPPED)
+def _quantile(num_steps: int, relative_norm: Scalar, elapsed: Scalar = 0.0) -> Scalar:
+    """Returns the quantile of norms to follow when a share of the steps has elapsed."""
+    # It rises to one as rates fall, because noise then matters less, and bias more.
+    noise = relative_norm / math.sqrt(num_steps) * (1 - elapsed) ** 2
+    return jnp.clip(1 / jnp.hypot(1, _CLIPPED * noise), 1e-6, 1 - 1e-6)
 
 
-def _peak_rate(noise_norm: Scalar) -> Scalar:
+def _peak_rate(num_steps: int, relative_norm: Scalar) -> Scalar:
     """Returns the peak learning rate, for gradients in units of the clip norm."""
-    return _PEAK / (_LEAST_NOISE + noise_norm)
+    return _PATH / (_LEAST_NOISE + relative_norm / math.sqrt(num_steps)) / num_steps
 
 
 def _adaptive(quantile: Scalar) -> AdaptiveThreshold:
@@ -455,42 +458,41 @@ def _adaptive(quantile: Scalar) -> AdaptiveThreshold:
 def _descend(
     num_steps: int, relative_norm: Scalar
 ) -> optax.GradientTransformationExtraArgs:
-    """Returns the default optimizer: gradient descent with a rate that rises and falls.
+    """Returns the default optimizer: momentum, with a rate that rises and falls.
 
-    The rate is for gradients in units of the clip norm, noise_norm / relative_norm:
-    relative_norm is the norm of a step's noise over the clip norm, and `update` gets
-    noise_norm, the norm of the noise, as a keyword.
+    The rate is for gradients in units of the clip norm, noise_norm / relative_norm, the
+    norm of a step's noise, a keyword of `update`, and its ratio to the clip norm.
     """
-
-    def init(params):
-        del params
-        return jnp.zeros((), jnp.int32)
 
     def update(updates, state, params=None, *, noise_norm: Any = None, **extra_args):
         del params, extra_args
-        peak = jnp.asarray(_peak_rate(relative_norm))
+        peak = jnp.asarray(_peak_rate(num_steps, relative_norm))
         now = like(state, peak)
         rise = jnp.minimum(1, (now + 1) / (_RISE * num_steps))
-        unit = like(noise_norm, peak) / relative_norm
-        rate = -peak * rise * (1 - now / num_steps) / unit
+        clip_norm = like(noise_norm, peak) / relative_norm
+        rate = -peak * rise * (1 - now / num_steps) / clip_norm
         return jax.tree.map(lambda x: like(rate, x) * x, updates), state + 1
 
-    return optax.GradientTransformationExtraArgs(init, update)
+    scaled = optax.GradientTransformationExtraArgs(
+        lambda params: jnp.zeros((), jnp.int32), update
+    )
+    return optax.chain(scaled, optax.ema(_MOMENTUM, debias=False))
 
 
 class Recommendation(NamedTuple):
     """The default settings of `PrivateTraining`; `print` shows a table.
 
     Attributes:
-        batch_size: expected size of the Poisson batches, n / 16.
-        num_steps: T, 200.
+        batch_size: expected size of the Poisson batches, n / 8.
+        num_steps: T, 400.
         noise_multiplier: standard deviation of the noise over the l2 sensitivity.
         relative_noise: nu, the norm of the noise in one step over the clip norm. Above
             1 a step is mostly noise: fewer parameters, or more records, will help.
-        quantile: the quantile of gradient norms that the clip norm follows, starting
-            from 0.03: 1 - nu, within [0.5, 0.95].
-        learning_rate: the peak rate, 1.3 / (0.1 + nu), for gradients over the clip
-            norm. The rate rises in the first tenth of the steps, then falls to zero.
+        quantile: the first quantile of norms that the clip norm follows, from 0.03 on.
+            With N = nu / sqrt(T), after a share s of the steps, the quantile is
+            1 / sqrt(1 + (80 N (1 - s)^2)^2), which rises to 1.
+        learning_rate: the peak rate, 20 / T / (0.005 + N), for gradients over the clip
+            norm. It rises in a tenth of the steps and falls to zero; momentum is 0.9.
     """
 
     batch_size: int
@@ -522,7 +524,7 @@ def recommend(
 
     For a table, try `solvers.dp_linear_model` and `solvers.dp_additive_model` before a
     network: on Adult at epsilon 3 their log losses are .319 and .306, and a small
-    network with these settings has .317. If features come from a frozen public network,
+    network with these settings has .315. If features come from a frozen public network,
     train only the last layer, because fewer parameters have less noise; for a
     regression, `dp_linear_model` fits this layer.
 
@@ -537,15 +539,15 @@ def recommend(
 
     Example:
         >>> print(recommend(30_000, 2_000, epsilon=3.0, delta=1e-6))
-        batch_size        1875
-        num_steps         200
-        noise_multiplier  1.364
-        relative_noise    0.06538
-        quantile          0.9347
-        learning_rate     7.862
+        batch_size        3750
+        num_steps         400
+        noise_multiplier  3.858
+        relative_noise    0.09246
+        quantile          0.938
+        learning_rate     5.197
 
     Reference:
-        benchmarks/DEEP.md, "adaptive clipping, quantile by the noise".
+        benchmarks/DEEP.md, "PrivateTraining, nothing set".
     """
     run = PrivateTraining(
         lambda *_: 0.0, num_samples=num_samples, epsilon=epsilon, delta=delta
@@ -556,6 +558,6 @@ def recommend(
         run.num_steps,
         run.noise_multiplier,
         noise,
-        float(_quantile(noise)),
-        float(_peak_rate(noise)),
+        float(_quantile(run.num_steps, noise)),
+        float(_peak_rate(run.num_steps, noise)),
     )

@@ -124,7 +124,7 @@ def test_parameters_batches_and_price_are_those_of_parts_composed_by_hand(name):
 def test_correlated_noise_is_that_of_the_strategy():
     run = training(estimator=Clipping(1.0), noise=BANDS, num_steps=None)
     assert run.num_steps == T
-    assert run.batching == dpjax.batching.CyclicPoisson(3, cycle_length=2)
+    assert run.batching == dpjax.batching.CyclicPoisson(6, cycle_length=2)
     sampling = run.batching.sampling(N, T, strategy=BANDS)
     multiplier = accounting.noise_multiplier(*BUDGET.values(), sampling)
     assert run.noise_multiplier == multiplier
@@ -135,7 +135,7 @@ def test_correlated_noise_is_that_of_the_strategy():
     # As much independent noise as moves the sum of all steps alike.
     inverse = np.linalg.inv(BANDS.matrix())
     relative = np.linalg.norm(np.ones(T) @ inverse) / math.sqrt(T)
-    sensitivity = float(Clipping(1.0).sampled_sensitivity(3, D, rounded=False).l2)
+    sensitivity = float(Clipping(1.0).sampled_sensitivity(6, D, rounded=False).l2)
     stddev = run.noise_multiplier * sensitivity * relative
     np.testing.assert_allclose(metrics["noise_norm"], math.sqrt(D) * stddev, rtol=1e-4)
 
@@ -281,23 +281,24 @@ def test_noise_that_follows_the_data_has_no_public_norm():
 def test_what_is_recommended_is_the_default():
     advice = recommend(N, D, **BUDGET)
     default = PrivateTraining(loss_fn, num_samples=N, **BUDGET)
-    assert default.num_steps == advice.num_steps == 200
-    assert default.batching == Poisson(3) == Poisson(advice.batch_size)
+    assert default.num_steps == advice.num_steps == 400
+    assert default.batching == Poisson(6) == Poisson(advice.batch_size)
     options = {"quantile": advice.quantile, "learning_rate": 0.3}
     clipping = AdaptiveThreshold(Clipping(0.03), 1e-4, 1e4, **options)
-    given = training(estimator=clipping, batching=Poisson(3), num_steps=200)
+    given = training(estimator=clipping, batching=Poisson(6), num_steps=400)
     assert given.noise_multiplier == default.noise_multiplier == advice.noise_multiplier
     assert given.relative_noise(D) == pytest.approx(advice.relative_noise)
-    rate = 1.3 / (0.1 + advice.relative_noise)
-    np.testing.assert_allclose(advice.learning_rate, rate)
+    noise = advice.relative_noise / math.sqrt(400)
+    np.testing.assert_allclose(advice.learning_rate, 20 / 400 / (0.005 + noise))
+    np.testing.assert_allclose(advice.quantile, 1 / math.hypot(1, 80 * noise))
     state = default.init(start(), jax.random.key(0))
     after, metrics = default.step(state, records())
     moved = optax.tree.norm(optax.tree.sub(after.params, start()))
     clip_norm = metrics["noise_norm"] / advice.relative_noise
     assert float(clip_norm) == pytest.approx(0.03, rel=1e-3)  # the first
     rate = moved * clip_norm / metrics["gradient_norm"]
-    # The rate rises in the first 20 of 200 steps.
-    assert float(rate) == pytest.approx(advice.learning_rate / 20, rel=1e-3)
+    # The rate rises in the first 40 of 400 steps; a tenth of a step is made at once.
+    assert float(rate) == pytest.approx(advice.learning_rate / 400, rel=1e-3)
 
 
 NO_RELATION = {"relation": ADD_OR_REMOVE_ONE, "batching": Disjoint()}
