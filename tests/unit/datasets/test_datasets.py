@@ -86,7 +86,7 @@ def test_a_reference_has_no_feature():
     assert kind.indices(cells).tolist() == [2, 1, -1, 0]
     assert kind.is_read(cells).tolist() == [True, True, False, True]
     assert kind.names("c") == ("c=a", "c=b")
-    assert kind.weights(np.array([2.0, 3.0])) == [2.0, 0.0, 3.0]
+    assert kind.weights(np.array([2.0, 3.0])).tolist() == [2.0, 0.0, 3.0]
 
 
 test_bad_references_are_refused = refused(
