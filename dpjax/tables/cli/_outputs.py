@@ -292,7 +292,7 @@ def rows_of_scores(scores: Mapping[str, Any]) -> tuple[list[str], list[list[str]
 def _plan_of(trained: Trained) -> str:
     """Returns the command that estimates what a run like this one would need."""
     settings, loss = trained.run.settings, trained.plan.loss
-    epsilons = (f"{factor * settings.epsilon:g}" for factor in (1, 3, 10))
+    epsilons = (digits(factor * settings.epsilon) for factor in (1, 3, 10))
     words = f"dpjax plan {settings.schema} --rows {len(trained.data.features)}"
     words += f" --loss {loss} --epsilon {','.join(epsilons)}"
     if loss == "logistic" and "constant" in (stats := trained.solution.stats):
