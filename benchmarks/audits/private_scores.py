@@ -21,7 +21,7 @@ _NUM_RELEASES = 10_000  # on the host, where one takes 20 ms
 
 def _loss_and_errors(half: int) -> Statistic:
     """Of nats up to 5, and of so many counts twice."""
-    return lambda found: jnp.sum(found[2]) / 5 - jnp.sum(found[0]) / (2 * half)
+    return lambda found: jnp.sum(found[0]) / 5 - jnp.sum(found[2]) / (2 * half)
 
 
 def _private_scores_numbers() -> Case:
