@@ -222,10 +222,8 @@ class PrivacyFilter:
 
 
 def _affordable(epsilon: float, delta: float, orders: np.ndarray) -> np.ndarray:
-    """Returns the largest divergence R of each order a that implies (epsilon, delta).
-
-    R solves delta = exp((a - 1) (R - epsilon)) (1 - 1/a)^a / (a - 1).
-    """
+    """Returns the largest divergence R of each order a for (epsilon, delta)."""
+    # R solves delta = exp((a - 1) (R - epsilon)) (1 - 1/a)^a / (a - 1).
     cost = (math.log(delta) + np.log(orders)) / (orders - 1)
     return epsilon - np.log1p(-1 / orders) + cost
 

@@ -327,11 +327,8 @@ class L2Ball(RadiusConstraint):
 
 
 def _norm(vector: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns ||vector|| in a unit in which no square overflows, and the unit.
-
-    Both are 1 for a zero vector. `optax.projections.projection_l2_ball` squares the
-    entries themselves, and is zero for float32 parameters, or a radius, above 1e19.
-    """
+    """Returns ||vector|| in a unit in which no square overflows, and the unit."""
+    # Both are 1 for a zero vector. optax squares entries, and gives zero above 1e19.
     largest = jax.lax.stop_gradient(jnp.max(jnp.abs(vector)))
     unit = jnp.where(largest > 0, largest, 1)
     squares = jnp.sum(jnp.square(vector / unit))

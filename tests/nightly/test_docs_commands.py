@@ -20,7 +20,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from tests.nightly.test_docs import DOCS, PAGES, ROOT
-from tests.unit.cli.command import invoke
+from tests.unit.cli.command import done, invoke
 
 WALK = DOCS / "guides" / "walk.md"
 BLOCK = re.compile(r"^ *```(\w+)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
@@ -117,9 +117,7 @@ def printed_by(command):
         run = subprocess.run(words, env=env, capture_output=True, text=True)
         assert run.returncode == 0, (command, run.stderr)
         return run.stdout
-    result = invoke(*command.split()[1:])
-    assert result.exit_code == 0, (command, result.output, result.exception)
-    return result.stdout
+    return done(invoke(*command.split()[1:])).stdout
 
 
 def is_shown(shown, printed):

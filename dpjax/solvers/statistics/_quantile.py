@@ -302,12 +302,7 @@ def _halved(ranks, quantiles, mechanism, key, samples, edges, epsilon):
 
 
 def _nodes(low: int, high: int) -> list[tuple[int, int, int]]:
-    """Returns (low, middle, high) of all parts, each before the parts within it.
-
-    Example:
-        >>> _nodes(0, 4)
-        [(0, 2, 4), (0, 1, 2), (2, 3, 4)]
-    """
+    """Returns (low, middle, high) of all parts, each before the parts within it."""
     middle = (low + high) // 2
     if middle == low:
         return []

@@ -228,12 +228,9 @@ def _texts(content: Mapping[str, Any], name: str) -> tuple[str, ...]:
 
 
 def check_room(path: Path, unit: str | None) -> Ledger:
-    """Returns the ledger in a file; raises unless its unit of privacy is `unit`.
-
-    `unit` is the column of a run's --unit; None: records are protected. A guarantee for
-    units does not imply one for records, because a replaced record may belong to
-    another unit.
-    """
+    """Returns the ledger in a file; raises unless its unit is that of --unit."""
+    # None: records are protected. A guarantee for units does not imply one for records,
+    # because a replaced record may belong to another unit.
     read = read_ledger(path)
     rule = f"{read.unit or 'left out'}, as in --ledger {path}"
     _validate.require(read.unit == unit, "--unit", unit, rule)

@@ -42,11 +42,8 @@ class _Terminal(Console):
 
 
 def terminal(*, stderr: bool = False) -> Console:
-    """Returns a console that prints brackets and colons as they are, not as markup.
-
-    Control characters, which names in a file may contain, are escaped. Output to stderr
-    is for the curator, and outside of the guarantee.
-    """
+    """Returns a console that escapes control characters, and prints markup as it is."""
+    # Output to stderr is for the curator, and outside of the guarantee.
     return _Terminal(stderr=stderr, markup=False, emoji=False, highlight=False)
 
 

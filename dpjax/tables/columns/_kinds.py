@@ -124,11 +124,7 @@ class BoundedColumn:
         return np.asarray(np.isfinite(known) & (known >= 0), bool)
 
     def shares(self, column: np.ndarray | Texts) -> np.ndarray:
-        """Returns cells (n,) divided by the maximum, float32 in [0, 1].
-
-        Larger numbers count as the maximum, negative numbers and cells that do not
-        parse as zero.
-        """
+        """Returns cells (n,) over the maximum, clipped to [0, 1]; odd cells are 0."""
         return np.clip(Numeric(scale=self.max).encode(column)[:, 0], 0.0, 1.0)
 
 

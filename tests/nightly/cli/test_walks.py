@@ -50,7 +50,7 @@ class Walk:
     train: str
     exact: Any
     file: str = "offices.csv"
-    read: str = ""
+    read: str = "--decimal ,"
     weight: str = "one"  # the column of exposures
     unit: str = ""
 
@@ -112,20 +112,19 @@ WALKS = {
         "--loss logistic",
         linear_model.LogisticRegression(C=np.inf, tol=1e-6, max_iter=10_000),
         file="offices.parquet",
+        read="",
     ),
     "amounts with missing targets": Walk(
         amounts,
         'target = {column = "y", scale = 1_000}',
         "--loss gamma",
         linear_model.GammaRegressor(alpha=0.0),
-        read="--decimal ,",
     ),
     "counts with exposure": Walk(
         claims,
         'target = {column = "y", scale = 2}\nexposure = {column = "years", max = 1}',
         "--loss poisson",
         linear_model.PoissonRegressor(alpha=0.0),
-        read="--decimal ,",
         weight="years",
     ),
     "five classes": Walk(
@@ -133,11 +132,8 @@ WALKS = {
         'target = {column = "y", categories = ["a", "b", "c", "d", "e"]}',
         "--loss softmax",
         linear_model.LogisticRegression(C=np.inf, tol=1e-6, max_iter=10_000),
-        read="--decimal ,",
     ),
-    "a panel": Walk(
-        noisy, NUMBER, "--loss squared", LINES, read="--decimal ,", unit=UNIT
-    ),
+    "a panel": Walk(noisy, NUMBER, "--loss squared", LINES, unit=UNIT),
 }
 
 

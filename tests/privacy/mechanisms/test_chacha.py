@@ -11,8 +11,10 @@ import scipy.stats
 from dpjax import PrivateTraining, solvers
 from dpjax.mechanisms import exponential, gaussian, peeling, secret_key
 from dpjax.mechanisms._chacha import _random_bits, _split, chacha20_blocks, key_of_words
-from tests.unit.cli.command import invoke
+from tests.unit.cli import conftest
+from tests.unit.cli.command import done, invoke, refused
 
+here, folder = conftest.here, conftest.folder
 KEY = np.arange(8, dtype=np.uint32) * np.uint32(0x9E3779B9) + np.uint32(7)
 
 
@@ -93,27 +95,18 @@ def test_runs_with_chacha_keys_go_on_from_a_checkpoint(tmp_path):
         np.testing.assert_allclose(fit(checkpoint=checkpoint), expected, rtol=1e-5)
 
 
-def test_estimators_and_commands_take_chacha_keys(tmp_path, monkeypatch):
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(500, 1))
+def test_estimators_and_commands_take_chacha_keys(folder):
+    x = np.random.default_rng(0).normal(size=(500, 1))
     pytest.importorskip("sklearn")
     from dpjax.sklearn import DPLinearRegression
 
     models = [DPLinearRegression(random_state="chacha20").fit(x, x[:, 0]) for _ in "12"]
     assert models[0].intercept_ != models[1].intercept_
-    monkeypatch.chdir(tmp_path)
-    lines = [f"{a:.4f},{a + b:.4f}" for a, b in rng.normal(size=(300, 2))]
-    (tmp_path / "t.csv").write_text("\n".join(["x,y", *lines]))
-    schema = "columns.x = {center = 0, scale = 1}\n"
-    schema += "target = {column = 'y', center = 0, scale = 1}"
-    (tmp_path / "s.toml").write_text(schema)
-    words = "train t.csv --schema s.toml --loss squared --epsilon 1 --output out"
-    words = [*words.split(), "--generator", "chacha20"]
-    assert invoke(*words, "--checkpoint", "states").exit_code == 0
-    assert "of 256 bits, for ChaCha20" in (tmp_path / "out/report.json").read_text()
-    refused = invoke(*words, "--seed", 1)
-    assert refused.exit_code == 2
-    assert "--generator must be left out with --seed" in refused.stderr
+    words = "train data.csv --schema schema.toml --loss squared --epsilon 1"
+    words = [*words.split(), "--output", "out", "--generator", "chacha20"]
+    done(invoke(*words, "--checkpoint", "states"))
+    assert "of 256 bits, for ChaCha20" in (folder / "out/report.json").read_text()
+    refused(invoke(*words, "--seed", 1), "--generator must be left out with --seed")
 
 
 def test_keys_are_restored_by_name(tmp_path):
