@@ -84,7 +84,10 @@ def usual(columns, outcome, d, positives=0.3):
 
     if outcome == "labels":  # with this share of positives
         scores = np.asarray(rows(jax.random.key(0), 200_000)) @ truth
-        off = lambda level: np.mean(special.expit(scores + level)) - positives  # noqa: E731
+
+        def off(level):
+            return np.mean(special.expit(scores + level)) - positives
+
         truth[-1] = optimize.brentq(off, -20, 20)
 
     def draw(key, num_samples):

@@ -16,7 +16,7 @@ from dpjax._sharding import AxisName, gathered
 from dpjax._sums.fold import Unrounded
 from dpjax._types import Key, PyTree, Scalar
 from dpjax.batching import Full
-from dpjax.losses import LinearLoss
+from dpjax.losses import LinearLoss, MarginLoss
 from dpjax.losses._residual_losses import Huber
 from dpjax.mechanisms._additive import gaussian_of_padded
 from dpjax.solvers.linear._bends import with_bends
@@ -580,7 +580,7 @@ def recalibration(
         by at most sqrt(11), of `multiplier`.
     """
     keys = _keys.split(key, 3)
-    has_two_classes = loss.target_range == (-1.0, 1.0)
+    has_two_classes = isinstance(loss, MarginLoss)
     samples = _magnitudes(loss, predictor)[: 1 if has_two_classes else 2]
     bounds = [
         noisy_quantile(

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from dpjax import _validate
 from dpjax._sharding import AxisName, by_device, row_axes, zeros
 from dpjax._types import PyTree
-from dpjax.losses import LinearLoss, squared
+from dpjax.losses import LinearLoss, MarginLoss, squared
 from dpjax.losses._residual_losses import Huber
 from dpjax.solvers.training._curves import bounded, hats
 
@@ -113,12 +113,12 @@ class ModelKind(NamedTuple):
     @property
     def has_labels(self) -> bool:
         """Tells whether targets are classes, whose shares need no clipping."""
-        return self.loss.num_outputs > 1 or self.has_two_classes
+        return self.loss.num_outputs > 1 or self.loss.target_range == (-1.0, 1.0)
 
     @property
     def has_two_classes(self) -> bool:
-        """Tells whether targets are -1 or 1."""
-        return self.loss.target_range == (-1.0, 1.0)
+        """Tells whether targets are -1 or 1, for a loss of margins."""
+        return isinstance(self.loss, MarginLoss)
 
     @property
     def is_robust(self) -> bool:

@@ -23,7 +23,7 @@ from dpjax.tables.cli._schema import Schema
 from dpjax.tables.cli._settings import link_of
 from dpjax.tables.cli._terminal import table_of
 from dpjax.tables.models._model import Model, model_file
-from dpjax.tables.models._scores import Interval
+from dpjax.tables.models._scores import Interval, share_name
 
 NAMES = MODEL, REPORT = "model.npz", "report.json"
 _ADVICE = "More records, a larger epsilon or fewer columns would help."
@@ -284,7 +284,7 @@ def rows_of_scores(scores: Mapping[str, Any]) -> tuple[list[str], list[list[str]
         for name, both in scores.get("measures", {}).items()
     ]
     for x in scores.get("calibration", ()):
-        name = f"share of +1 where {x['from']:.0%} to {x['to']:.0%} is predicted"
+        name = share_name(x["from"], x["to"])
         lines.append([name, str(Interval(**x["share"])), ""])
     return ["measure", "model", "constant"], lines
 
@@ -297,5 +297,5 @@ def _plan_of(trained: Trained) -> str:
     words += f" --loss {loss} --epsilon {','.join(epsilons)}"
     if loss == "logistic" and "constant" in (stats := trained.solution.stats):
         share = 1 / (1 + math.exp(-float(stats["constant"])))
-        words += f" --base-rate {share:.2g}"
+        words += f" --base-rate {min(max(share, 0.01), 0.99):.2g}"
     return f"To see how much, without reading a record: {words}"

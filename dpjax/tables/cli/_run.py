@@ -111,10 +111,8 @@ def plan_training(settings: Settings, source: Table | Dataset) -> Run:
     asked, own, budget = _budgets(settings, table)
     if (share := settings.private_ranges) is not None:
         # The ranges take a share of the budget, and the model has the rest.
-        part, each = (
-            Budget(share * own.epsilon, share * own.delta),
-            table.places_per_unit,
-        )
+        part = Budget(share * own.epsilon, share * own.delta)
+        each = table.places_per_unit
         rest = Budget(*map(difference_down, own, part))
         ranges = plan_ranges(table, *group_budget(*part, each))
         budget = Budget(*group_budget(*rest, each))

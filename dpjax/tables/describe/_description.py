@@ -323,7 +323,7 @@ def _by(rows: Iterable[Row], field: str) -> list[tuple[str, list[Row]]]:
 
 
 def _is_shown(row: Row, edges: Sequence[float]) -> bool:
-    """Tells whether a number's interval is within its column's range, at one end."""
+    """Tells whether a number's interval leaves out an end of its column's range."""
     tolerance = 1e-6 * (edges[-1] - edges[0])
     is_inside = row.low > edges[0] + tolerance or row.high < edges[-1] - tolerance
     return is_inside or row.statistic in COUNTS

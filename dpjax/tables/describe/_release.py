@@ -222,7 +222,7 @@ def check(schema: Mapping[str, Kind], by: str | None) -> None:
         rule = f"None, Numeric or Categorical for column {name!r}"
         _validate.require(isinstance(kind, Numeric | Categorical), "schema", kind, rule)
     known = [name for name, kind in kinds.items() if kind.categories]
-    rule = f"a column of the schema with categories, one of {known}, or different ones"
+    rule = f"a column of the schema with categories, one of {known}, or several"
     names = _columns_of_groups(schema, by)
     is_fine = {*names} <= {*known} and len({*names}) == len(names)
     _validate.require(is_fine, "by", by, rule)

@@ -73,6 +73,11 @@ class Measure(NamedTuple):
     constant: Interval
 
 
+def share_name(low: float, high: float) -> str:
+    """Returns the name of a row of calibration, of predictions from low to high."""
+    return f"share of +1 where {low:.0%} to {high:.0%} is predicted"
+
+
 class PrivateScores(NamedTuple):
     """Released scores of a model.
 
@@ -96,8 +101,7 @@ class PrivateScores(NamedTuple):
         kinds = "model", "constant"
         lines = [(x.name, of, *getattr(x, of)) for x in self.measures for of in kinds]
         for low, high, share in self.calibration:
-            name = f"share of +1 where {low:.0%} to {high:.0%} is predicted"
-            lines.append((name, "model", *share))
+            lines.append((share_name(low, high), "model", *share))
         return ["measure", "of", *Interval._fields], lines
 
     @property
@@ -115,7 +119,7 @@ class PrivateScores(NamedTuple):
         if not is_better:
             texts.append(
                 "As far as these scores show, the model is no better than the "
-                "constant: in every measure the bounds of both overlap."
+                "constant: in no measure are all its bounds beyond the constant's."
             )
         return " ".join(texts)
 

@@ -45,7 +45,7 @@ columns.town = {categories = ["Ghent", "Lier", "Mol"]}
 class Walk:
     """A table: its last column, file and schema, options, and an exact model."""
 
-    target: Any  # of an effect (n,) to a column
+    target: Any  # a function of effects (n,) and years (n,) to the last column
     schema: str
     train: str
     exact: Any
@@ -96,6 +96,7 @@ def yes(effect, years):
 
 
 LINES = linear_model.LinearRegression()
+ODDS = linear_model.LogisticRegression(C=np.inf, tol=1e-6, max_iter=10_000)
 NUMBER = 'target = {column = "y", center = 3, scale = 1}'
 UNIT = "--unit person --records-per-unit 1"
 WALKS = {
@@ -110,7 +111,7 @@ WALKS = {
         yes,
         'target = {column = "y", positive = "yes"}',
         "--loss logistic",
-        linear_model.LogisticRegression(C=np.inf, tol=1e-6, max_iter=10_000),
+        ODDS,
         file="offices.parquet",
         read="",
     ),
@@ -131,7 +132,7 @@ WALKS = {
         kinds,
         'target = {column = "y", categories = ["a", "b", "c", "d", "e"]}',
         "--loss softmax",
-        linear_model.LogisticRegression(C=np.inf, tol=1e-6, max_iter=10_000),
+        ODDS,
     ),
     "a panel": Walk(noisy, NUMBER, "--loss squared", LINES, unit=UNIT),
 }

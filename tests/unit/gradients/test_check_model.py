@@ -100,7 +100,7 @@ LOSSES = {
     "loss_fn has no gradient: ValueError": lambda p, x: jax.lax.while_loop(
         lambda y: y < 1, lambda y: y + 1, squared(p, x)
     ),
-    "several examples at once: NotImplementedError.* microbatch_size=1": lambda p, x: (
+    "several examples at once: .* ragged_dot .* microbatch_size=1": lambda p, x: (
         jax.lax.ragged_dot(p["w"][None], x[0][None, :, None], jnp.array([1])).sum()
     ),
     "cannot be traced for one example": lambda p, x: float(squared(p, x)),
