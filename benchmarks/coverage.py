@@ -1,6 +1,7 @@
-"""How often the intervals of linear models and of quantiles hold the population's.
+"""How often the intervals of models and of quantiles hold the population's.
 
-Laws of a linear model have an intercept and ten features, usual laws eight or four. A
+Laws of a linear model have an intercept and ten features, usual laws eight or four,
+additive models two curves or five. Records of persons depend on each other. A
 coefficient is covered too seldom where more repetitions miss it than 7 percent explain,
 at 1 percent for all.
 """
@@ -14,18 +15,20 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.scipy.special import logit, ndtr
 from scipy import optimize, special, stats
 
 from benchmarks import page, populations, record
 from dpjax import losses
 from dpjax.losses import LinearLoss
-from dpjax.solvers import dp_linear_model, dp_quantile
+from dpjax.solvers import dp_additive_model, dp_linear_model, dp_quantile
 
 PATH = record.RESULTS / "coverage.json"
 D = 10
 WEIGHTS = np.r_[np.linspace(1, -1, D), 1.0].astype(np.float32)
 RUNS = 400
 AT_ONCE = 20  # of them by one program
+PERSON = 5  # records of a person
 NUM_NEWTON = 4  # steps without privacy, from the truth
 
 
@@ -110,6 +113,29 @@ def usual(columns, outcome, d, positives=0.3):
     return kinds.get(outcome, losses.squared), truth, draw
 
 
+def persons(outcome):
+    """A law of persons with five records, who share half of all variances."""
+    truth = np.array([1.0, 0.3, -0.3, -1.0, 0.5], np.float32)
+
+    def shared(key, shape):
+        keys = jax.random.split(key)
+        own, of_all = (math.sqrt(0.5) * jax.random.normal(k, shape) for k in keys)
+        return (own + of_all[:, :1]).reshape(-1, *shape[2:])
+
+    def draw(key, num_samples):
+        x_key, key = jax.random.split(key)
+        size = num_samples // PERSON, PERSON
+        x = jnp.append(shared(x_key, (*size, 4)), jnp.ones((num_samples, 1)), axis=1)
+        noise = shared(key, size)
+        targets = x @ truth + noise
+        if outcome == "labels":  # of logistic noise
+            targets = jnp.sign(x @ truth + logit(ndtr(noise)))
+        return x, targets, jnp.zeros(num_samples)
+
+    loss = losses.logistic if outcome == "labels" else losses.squared
+    return loss, truth, draw
+
+
 def rare(key, num_samples):
     x_key, label_key = jax.random.split(key)
     x = features_of(x_key, num_samples)
@@ -158,6 +184,25 @@ USUAL = {
         *((1.0, 3.0), (0.02, 0.043, 0.1), ("normal", "rare categories"))
     )
 }
+USUAL |= {
+    (f"persons, {outcome}, 4", *size): partial(persons, outcome)
+    for size in ((20_000, 1.0), (20_000, 3.0), (100_000, 1.0))
+    for outcome in ("normal", "labels")
+}
+# Columns of curves, of unit size near zero; loss, number of columns, records, epsilon.
+CURVES = {
+    "normal": jax.random.normal,
+    "heavy tails": lambda key, shape: jax.random.t(key, 3.0, shape) / 1.5,
+    "few beyond 1": lambda key, shape: jax.random.normal(key, shape) * 0.5,
+}
+BANDS = [
+    *(("bands, normal, squared, 2", *size) for size in ((20_000, 1.0), (20_000, 3.0))),
+    *((f"bands, {x}, squared, 2", 100_000, 1.0) for x in ("normal", "few beyond 1")),
+    ("bands, heavy tails, squared, 2", 20_000, 3.0),
+    ("bands, normal, logistic, 2", 20_000, 3.0),
+    ("bands, normal, squared, 5", 20_000, 3.0),
+]
+GRID = np.array([-4.0, -2.0, -1.0, -0.5, 0.5, 1.0, 2.0, 4.0])
 QUANTILES = 0.1, 0.5, 0.9
 # Laws of samples, and four thousand bins.
 QUANTILE_LAWS = {
@@ -210,7 +255,7 @@ def _of_coefficients(name, num_samples, epsilon):
     place = name, num_samples, epsilon
     loss, truth, draw = USUAL[place]() if place in USUAL else LAWS[name]
     draw = jax.jit(draw, static_argnums=1)
-    best = jax.jit(partial(best_fit, loss, truth))
+    best = jax.jit(partial(best_fit, loss, truth), static_argnums=3)
 
     def run(key):
         data_key, key = jax.random.split(key)
@@ -218,17 +263,21 @@ def _of_coefficients(name, num_samples, epsilon):
         given = {"epsilon": epsilon, "delta": num_samples**-1.1, "intercept": -1}
         if name == "claims":
             given["offsets"] = offsets
+        size = given["records_per_unit"] = PERSON if "persons" in name else 1
         data = features, targets
         solution = dp_linear_model(loss, data, key=key, intervals=True, **given)
-        _, alone = best(features, targets, offsets)
+        _, alone = best(features, targets, offsets, size)
         is_asymptotic = solution.stats["is_asymptotic"]
         return solution.params - truth, solution.standard_errors, alone, is_asymptotic
 
     return run
 
 
-def best_fit(loss: LinearLoss, params, features, targets, offsets):
-    """Returns the best fit without privacy, and standard errors by the sandwich."""
+def best_fit(loss: LinearLoss, params, features, targets, offsets, size=1):
+    """Returns the best fit without privacy, and standard errors by the sandwich.
+
+    Scores are added for each `size` records, which depend on each other.
+    """
     targets = loss.targets_of(targets)
 
     def linearized(params):
@@ -242,7 +291,66 @@ def best_fit(loss: LinearLoss, params, features, targets, offsets):
         params = params - inverse @ (features.T @ slopes)
     inverse, slopes = linearized(params)
     scores = features * slopes[:, None]
+    scores = jnp.sum(scores.reshape(-1, size, scores.shape[1]), axis=1)
     return params, jnp.sqrt(jnp.diag(inverse @ (scores.T @ scores) @ inverse))
+
+
+def study_bands(name, num_samples, epsilon, num_repetitions):
+    """Returns errors and standard errors of curves on `GRID`, (repetitions, points)."""
+    _, law, loss, number = name.split(", ")
+    d = int(number)
+    root = np.linalg.cholesky(0.5 ** np.abs(np.subtract.outer(range(d), range(d))))
+
+    def draw(key, num_samples):
+        """Returns columns and predictions, which are no sums of hat functions."""
+        columns = CURVES[law](key, (num_samples, d)) @ jnp.asarray(root.T, "float32")
+        odd, even = columns[:, ::2], columns[:, 1::2]
+        odd = jnp.where(odd > 0, jnp.sin(1.5 * odd), 0.5 * odd)
+        even = jnp.minimum(even**2, 6) / 3
+        return columns, jnp.sum(odd, axis=1) + jnp.sum(even - 0.33, axis=1)
+
+    def solve(key):
+        data_key, noise_key, key = jax.random.split(key, 3)
+        columns, targets = draw(data_key, num_samples)
+        if loss == "squared":
+            targets += jax.random.t(noise_key, 4.0, targets.shape)
+        else:
+            targets = jnp.sign(targets + jax.random.logistic(noise_key, targets.shape))
+        data = jnp.append(columns, jnp.ones((num_samples, 1)), axis=1), targets
+        given = {"epsilon": epsilon, "delta": 0.1 / num_samples, "intervals": True}
+        given |= {"smooth": range(d), "intercept": d}
+        return dp_additive_model(loss, data, key=key, **given)
+
+    def on_grid(key):
+        solution = solve(key)
+        pair = solution.standard_errors, solution.correlations
+        curves = [solution.params.curve(j, GRID) for j in range(d)]
+        errors = [solution.params.errors(*pair, j, GRID) for j in range(d)]
+        return jnp.concatenate(curves), jnp.concatenate(errors)
+
+    knots = jax.eval_shape(solve, jax.random.key(0)).params.knots
+    truth = _best_curves(*draw(jax.random.key(999), 1_000_000), loss, knots)
+    curves, errors = record.repeated(on_grid, num_repetitions, 4)
+    return curves - truth, errors
+
+
+def _best_curves(columns, predictions, loss, knots):
+    """Returns the best sum of hat functions of many records, at `GRID`, by Newton."""
+    inner = knots.index(0.0)
+    peaks = np.delete(np.eye(len(knots)), inner, 0)
+    rows = [np.stack([np.interp(x, knots, y) for y in peaks], 1) for x in columns.T]
+    rows = np.hstack([np.ones((len(columns), 1)), *rows])
+    means = np.asarray(predictions, np.float64)
+    is_squared, weights = loss == "squared", np.zeros(rows.shape[1])
+    means = means if is_squared else special.expit(means)
+    for _ in range(1 if is_squared else 8):
+        fitted = rows @ weights
+        fitted = fitted if is_squared else special.expit(fitted)
+        slopes = np.ones_like(fitted) if is_squared else fitted * (1 - fitted)
+        gradient = rows.T @ (means - fitted)
+        weights += np.linalg.solve((rows.T * slopes) @ rows, gradient)
+    heights = np.insert(weights[1:].reshape(-1, len(peaks)), inner, 0.0, axis=1)
+    return np.concatenate([np.interp(GRID, knots, curve) for curve in heights])
 
 
 def misses(errors, standard_errors):
@@ -262,6 +370,7 @@ def run(out: Path = PATH) -> None:
     """Runs every law and size that the record lacks, small ones first."""
     sizes = [*product(SIZES, QUANTILE_LAWS), *product(SIZES, LAWS)]
     record.fill(out, [*USUAL, *((name, *size) for size, name in sizes)], _cell)
+    record.fill(out, BANDS, _bands)
     record.fill(out, populations.places(), partial(populations.cell, RUNS, AT_ONCE))
 
 
@@ -281,10 +390,17 @@ def _cell(place: record.Place) -> record.Found:
     return {place: row}, {}
 
 
+def _bands(place: record.Place) -> record.Found:
+    missed, total = misses(*study_bands(*place, RUNS))
+    row = {"repetitions": RUNS, "missed": missed.tolist(), "finite": total.tolist()}
+    print(*place, row, flush=True)
+    return {place: row}, {}
+
+
 def write(output: Path | None = None) -> list[Path]:
     """Writes COVERAGE.md from the record, and returns its path."""
     rows = record.read(PATH).rows
-    parts = [_quantiles(rows), populations.table(rows), _usual(rows)]
+    parts = [_quantiles(rows), populations.table(rows), _usual(rows), _of_bands(rows)]
     parts += [_table(rows, *size) for size in SIZES]
     return [page.write("COVERAGE.md", {"tables": filter(None, parts)}, output)]
 
@@ -323,6 +439,20 @@ def _usual(rows) -> str:
     header = ["columns, outcome", "n", "epsilon", "runs", "finite", "width"]
     header += ["held, asymptotic", "held, conservative"]
     return f"## Usual laws\n\n{page.table(header, lines)}" if lines else ""
+
+
+def _of_bands(rows) -> str:
+    lines = []
+    for place in filter(rows.get, BANDS):
+        row, (name, *size) = rows[place], place
+        missed, total = np.array(row["missed"]), np.array(row["finite"])
+        held = [1 - float(np.sum(missed) / np.sum(total)), 1 - np.max(missed / total)]
+        finite = float(np.sum(total)) / (row["repetitions"] * len(total))
+        law = name.removeprefix("bands, ")
+        lines.append([law, *size, row["repetitions"], finite, *map(float, held)])
+    header = ["columns, loss, curves", "n", "epsilon", "runs", "finite", "held"]
+    text = page.table([*header, "worst point"], lines)
+    return f"## Bands of curves\n\n{text}" if lines else ""
 
 
 def _table(rows, num_samples, epsilon) -> str:

@@ -26,7 +26,13 @@ from dpjax.solvers.statistics._scales import (
     scales_share,
 )
 from dpjax.tables import _progress
-from dpjax.tables._summary import Summary, errors_of_sums, interval_of, units_matrix
+from dpjax.tables._summary import (
+    Summary,
+    errors_of_sums,
+    interval_of,
+    noise_shares,
+    units_matrix,
+)
 
 # All fits share one callback, because JAX compiles a program for each callback.
 _SHOWN = Execution(callback=_progress.on_step, callback_every=10)
@@ -145,10 +151,9 @@ class LinearEstimator(PrivateEstimator):
             size = len(errors)  # without an intercept the last row is left out
             matrix = units_matrix(standard.centers, standard.scales)[:size, :size]
             self.bse_ = errors_of_sums(matrix, errors, correlations)
-            parts = (solution.stats[f"noise_{x}"] for x in ("errors", "correlations"))
-            of_noise = errors_of_sums(matrix, *parts)
-            with np.errstate(invalid="ignore"):  # infinities
-                self._noise_shares = np.minimum((of_noise / self.bse_) ** 2, 1.0)
+            stats = solution.stats
+            of_noise = stats["noise_errors"], stats["noise_correlations"]
+            self._noise_shares = noise_shares(matrix, (errors, correlations), of_noise)
 
     def _prepared(
         self,

@@ -54,6 +54,22 @@ def errors_of_sums(
     return np.where(is_hidden, np.inf, np.sqrt(np.where(is_hidden, 1.0, variances)))
 
 
+def noise_shares(
+    matrix: np.ndarray,
+    errors: tuple[ArrayLike, ArrayLike],
+    of_noise: tuple[ArrayLike, ArrayLike],
+) -> np.ndarray:
+    """Returns the part of each sum's squared error that noise makes, (m,).
+
+    `errors` and `of_noise` are standard errors and correlations of the estimates, as
+    for `errors_of_sums`, of all errors and of those by noise alone. The part is NaN
+    where the error is infinite.
+    """
+    by_noise, all_errors = (errors_of_sums(matrix, *x) for x in (of_noise, errors))
+    with np.errstate(invalid="ignore"):  # of two infinities
+        return np.minimum((by_noise / all_errors) ** 2, 1.0)
+
+
 def interval_of(values: ArrayLike, errors: ArrayLike, level: float) -> np.ndarray:
     """Returns lower and upper ends (2, m) of normal confidence intervals of estimates.
 
@@ -120,6 +136,8 @@ class Summary:
             "the population. It counts the sampling of records and the noise of "
             "everything that was released."
         ]
+        if self.noise_shares is not None and not np.all(is_refused):
+            notes[0] += ' "By noise" is the noise\'s part of the squared width.'
         if np.all(is_refused):
             notes.append(
                 "No interval is finite: the records are too few for this budget, their "

@@ -43,7 +43,7 @@ from dpjax.solvers.additive._curves import (
 )
 from dpjax.solvers.linear._columns import fit_columns, on_sample, problem
 from dpjax.solvers.linear._kind import Bends, Examples, ModelKind
-from dpjax.solvers.linear._model import checked, column_index, noise_of
+from dpjax.solvers.linear._model import check_units, checked, column_index, noise_of
 from dpjax.solvers.training._calibration import check_noise
 from dpjax.solvers.training._curves import Curves
 from dpjax.solvers.training._loop import Execution, check_execution
@@ -64,6 +64,7 @@ def dp_additive_model(
     weights: ArrayLike | None = None,
     max_weight: float = 1.0,
     max_records: int | None = None,
+    records_per_unit: int = 1,
     intervals: bool = False,
     execution: Execution = Execution(),
 ) -> Solution:
@@ -100,6 +101,7 @@ def dp_additive_model(
         weights: shape (n,), or None.
         max_weight: the largest weight, public, positive.
         max_records: as in `dp_linear_model`; knots follow from m and its budget.
+        records_per_unit: as in `dp_linear_model`.
         intervals: whether to release standard errors and bands, for losses that have
             intervals in `dp_linear_model`.
         execution: as in `dp_linear_model`; callback and checkpoint see the last fit.
@@ -152,6 +154,7 @@ def dp_additive_model(
     check_execution(execution)
     table = checked(loss, data, intercept, intervals)
     num_samples, num_columns = table.features.shape
+    check_units(records_per_unit, num_samples, max_records)
     bent = _smooth(smooth, num_columns, table.column)
     options: dict[str, Any] = {"smooth": smooth, "intercept": intercept}
     options |= {"max_weight": max_weight, "intervals": intervals}
@@ -166,10 +169,11 @@ def dp_additive_model(
         weights=weights,
     ):
         return solution
-    total, privacy = noise_of(epsilon, delta, noise_multiplier, num_samples)
+    rows = num_samples, records_per_unit
+    total, privacy = noise_of(epsilon, delta, noise_multiplier, rows)
     sizes, column = (num_samples, num_columns, len(bent), total), table.column
     knots = banded_knots_of(*sizes) if intervals else knots_of(table.loss, *sizes)
-    kind, examples = problem(table, offsets, weights, max_weight)
+    kind, examples = problem(table, offsets, weights, max_weight, records_per_unit)
     del data, table
     terms = Terms(kind, num_columns, bent, column, knots, intervals)
     models = [terms._replace(knots=())]

@@ -84,6 +84,7 @@ def problem(
     offsets: ArrayLike | None,  # (n,)
     weights: ArrayLike | None,  # (n,)
     max_weight: Scalar,  # weights are clipped to it
+    unit_size: int,  # rows of a unit of privacy
 ) -> tuple[ModelKind, Examples]:
     """Returns the static options of a model, and its records, for `fit_columns`."""
     # Records are finite, and without the intercept's column, whose index `table` has.
@@ -105,6 +106,7 @@ def problem(
         has_intercept=intercept is not None,
         has_exposures=offsets is not None and loss.has_log_link,
         axis_name=row_axes(features, None) or None,
+        unit_size=unit_size,
     )
     return kind, cleaned(loss, deleted, examples, max_weight)
 

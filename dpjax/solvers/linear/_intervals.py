@@ -92,6 +92,8 @@ _BEYOND_CLASSES = {"weights": 0.75, "intercept": 1.1}
 # share, and a number for each multiplier and root of n. Clipping more makes less noise,
 # and its bias is estimated, but not well enough for the root of many records.
 _MOST_CUT, _PER_ROOT = 0.011, 0.8
+# The share of the budget for second moments of units' scores, for the bound of scores.
+_UNIT_LENGTHS = 0.2
 # The share of a block's budget for the part of scores beyond half of their bound.
 _OUTER_SHARE = 0.6
 _OUTER = "_beyond"  # suffix of the name of that part
@@ -169,7 +171,8 @@ def fit_with_errors(
     4. Scores (records' gradients) in the other directions, in which H is the identity,
        and for the intercept get bounds, with noisy counts of scores near and above.
     5. The mean of clipped scores is corrected by an estimate of the bias of clipping; S
-       is the second moments of the corrected scores.
+       is the second moments of the corrected scores, or of their means by unit, because
+       the scores of a person may depend on each other. S / n is then over units.
 
     The step is H^-1 times the mean. The covariance adds to H^-1 (S / n) H^-1 the
     covariances by noise of the mean, by noise of H, and of the estimated bias. All are
@@ -184,9 +187,13 @@ def fit_with_errors(
         One Gaussian mechanism of the noise multiplier under replace-one: four noisy
         bounds, two pairs of noisy counts, three noisy second moments, a fit, and a mean
         of sensitivity 2 / n in units of its bounds. Without an intercept there is one
-        bound and one pair less. All else is a function of released numbers.
+        bound and one pair less. All else is a function of released numbers. With units
+        of k rows, one Gaussian mechanism of noise_multiplier / k if a unit is replaced:
+        a bound and second moments of units have this multiplier, and the k rows of a
+        unit move all other releases by at most k sensitivities.
     """
     num_samples = len(examples.targets)
+    num_units = num_samples // kind.unit_size
     shares = _shares(examples.features.shape, noise_multiplier)
     multipliers = {
         name: noise_multiplier / math.sqrt(share) for name, share in shares.items()
@@ -231,11 +238,11 @@ def fit_with_errors(
     samples, sizes = _scores(kind, examples, slopes, curvatures.root)
     scores = released_scores(kind, samples, sizes, size_key, score_key, multipliers)
     params, *errors, correlations, of_noise = _newton_step(
-        kind, num_samples, white, unit, first, curvatures, scores
+        kind, num_units, white, unit, first, curvatures, scores
     )
     many_above = num_above(multipliers["row_lengths"]) > _MOST_ABOVE * num_samples
-    least = _FEWEST * len(correlations) * max(1.0, noise_multiplier)
-    if many_above or num_samples < least:
+    least = _FEWEST * len(correlations) * max(1.0, noise_multiplier / kind.unit_size)
+    if many_above or num_units < least:
         errors = jax.tree.map(lambda x: jnp.full_like(x, jnp.inf), errors)
         correlations = of_noise = jnp.eye(len(correlations), dtype=correlations.dtype)
     is_certain = curvatures.error <= 1 / _CLEARLY
@@ -248,7 +255,7 @@ def fit_with_errors(
         "num_hidden": curvatures.num_hidden,
         "curvature_error": curvatures.error,
         "tail_share": scores.tail_share,
-        "is_asymptotic": is_certain & (num_samples >= _FEWEST_ASYMPTOTIC),
+        "is_asymptotic": is_certain & (num_units >= _FEWEST_ASYMPTOTIC),
         "noise_errors": errors[1],
         "noise_correlations": of_noise,
     }
@@ -360,7 +367,7 @@ def _scores(
 @partial(jax.jit, static_argnums=(0, 1))
 def _newton_step(
     kind: ModelKind,  # the static description of the model
-    num_samples: int,
+    num_units: int,  # of independent scores
     white: Whitening,  # from features to the coordinates of the fit
     unit: Scalar,  # of the fit's params
     first: Params,  # params of the fit
@@ -382,7 +389,7 @@ def _newton_step(
 
     slope = -root * (units / scale)[None, :]  # derivative of the step in the mean
     values, vectors = jnp.linalg.eigh(scores.moments)
-    spread = (vectors * jnp.maximum(values, 0)[None, :]) @ vectors.T / num_samples
+    spread = (vectors * jnp.maximum(values, 0)[None, :]) @ vectors.T / num_units
     noisy = jnp.diag(scores.stddev**2) + scores.bias.T @ scores.bias
     turn, doubts = jnp.zeros_like(start), jnp.zeros_like(start[None])
     if kind.has_intercept and not (kind.is_robust or kind.loss == squared):
@@ -517,14 +524,32 @@ def released_scores(
     noise = estimator.noise_parameters(multipliers["scores"], num_samples, size)
     parts = samples, mean, excess, halves, noise["stddev"]
     rows, *of_mean = _corrected(tuple(shares.items()), *parts)
+    multiplier, axis_name = multipliers["score_moments"], kind.axis_name
+    radius: Scalar = 1.0
+    if kind.unit_size > 1:
+        rows, axis_name = gathered(_means_of_units(kind.unit_size, rows)), None
+        multiplier /= kind.unit_size  # if a unit is replaced
+        bound_key, moments_key = _keys.split(moments_key)
+        radius = noisy_bound(
+            bound_key,
+            row_norms(rows),
+            noise_multiplier=multiplier / math.sqrt(_UNIT_LENGTHS),
+        )
+        multiplier /= math.sqrt(1 - _UNIT_LENGTHS)
     moments, _ = noisy_second_moments(
         moments_key,
         rows,
-        radius=1.0,
-        noise_multiplier=multipliers["score_moments"],
-        axis_name=kind.axis_name,
+        radius=radius,
+        noise_multiplier=multiplier,
+        axis_name=axis_name,
     )
     return Scores(moments, *of_mean)
+
+
+@partial(jax.jit, static_argnums=0)
+def _means_of_units(size: int, rows: jax.Array) -> jax.Array:
+    """Returns the mean of each `size` consecutive rows (n, k), shape (n / size, k)."""
+    return jnp.mean(rows.reshape(-1, size, rows.shape[1]), axis=1)
 
 
 @jax.jit

@@ -58,6 +58,7 @@ def dp_linear_model(
     weights: ArrayLike | None = None,
     max_weight: float = 1.0,
     max_records: int | None = None,
+    records_per_unit: int = 1,
     intervals: bool = False,
     execution: Execution = Execution(),
 ) -> Solution:
@@ -103,6 +104,9 @@ def dp_linear_model(
         max_records: m, public. If there are more records, m of them are drawn by the
             key without replacement, and the fit spends `accounting.Sample.budget`;
             delta n / m must be below 1. None: all.
+        records_per_unit: k, public. Each k consecutive rows are of one unit, such as a
+            person, with rows of weight zero in empty places. Privacy is for units, and
+            standard errors count that the records of a unit depend on each other.
         intervals: whether to release standard errors. They need the squared, logistic,
             Huber, Poisson or gamma loss, a feature beside the intercept, and no
             `max_features`.
@@ -136,7 +140,9 @@ def dp_linear_model(
         (`accounting.noise_multiplier`). With `max_features` there are also choices by
         the exponential mechanism, so that all are composed as zCDP. The loss, the
         intercept's index and max_features must not depend on the data. With
-        `max_records` it is amplified by sampling without replacement.
+        `max_records` it is amplified by sampling without replacement. With
+        `records_per_unit` neighbors differ in the k rows of a unit, which move a
+        release k times as far as one row: mechanisms have k times the noise.
 
     Example:
         >>> import jax, numpy as np
@@ -162,6 +168,7 @@ def dp_linear_model(
     _validate.positive(max_weight=max_weight)
     check_execution(execution)
     table = checked(loss, data, intercept, intervals, max_features)
+    check_units(records_per_unit, len(table.targets), max_records)
     options: dict[str, Any] = {"intercept": intercept, "max_features": max_features}
     options |= {"max_weight": max_weight, "intervals": intervals}
     if solution := on_sample(
@@ -177,15 +184,14 @@ def dp_linear_model(
         return solution
     num_samples, num_columns = table.features.shape
     column, num_features = table.column, table.num_features
-    kind, examples = problem(table, offsets, weights, max_weight)
+    kind, examples = problem(table, offsets, weights, max_weight, records_per_unit)
     del data, table  # frees what no caller has
     key, choice_key = _keys.split(key)
     selected, stats = None, {}
     num_chosen = num_features if max_features is None else max_features
     is_choosing = num_chosen < num_features
-    total, privacy = noise_of(
-        epsilon, delta, noise_multiplier, num_samples, is_choosing
-    )
+    sizes = num_samples, records_per_unit
+    total, privacy = noise_of(epsilon, delta, noise_multiplier, sizes, is_choosing)
     if is_choosing:
         multiplier = total / math.sqrt(1 - _MODEL_SHARE)
         selected = _chosen_features(
@@ -247,13 +253,21 @@ def noise_of(
     epsilon: float | None,  # None: the multiplier is given
     delta: float,
     multiplier: float | None,  # None: epsilon is given
-    num_samples: int,
+    sizes: tuple[int, int],  # rows, and rows of a unit
     is_choosing: bool = False,  # features, by the exponential mechanism
 ) -> tuple[float, PrivacyGuarantee]:  # multiplier, guarantee
-    """Returns the noise multiplier and the guarantee of all releases of a model."""
+    """Returns the noise multiplier of all releases of a model, and their guarantee.
+
+    The multiplier is for a replaced row, and the guarantee for a replaced unit of k
+    rows, for which the multiplier is a k-th of it.
+    """
     # With a choice of features they are composed as zCDP, else as one Gaussian.
+    num_samples, unit_size = sizes
+    num_units = num_samples // unit_size
+    unit = "record" if unit_size == 1 else f"unit of {unit_size} consecutive rows"
     if epsilon is not None and (epsilon == math.inf or not is_choosing):
-        return one_gaussian(epsilon, delta, num_samples)
+        multiplier, privacy = one_gaussian(epsilon, delta, num_units, unit)
+        return unit_size * multiplier, privacy
     if is_choosing:  # by the exponential mechanism: zCDP
         rho = 0.5 / (multiplier or 1) ** 2
         if epsilon is None:
@@ -267,9 +281,21 @@ def noise_of(
         epsilon = gaussian_epsilon(multiplier, delta, sensitivity=1.0)
         event = gaussian_event(multiplier)
     assert multiplier is not None
-    return multiplier, PrivacyGuarantee.of(
-        epsilon, delta, dp_event=event, num_samples=num_samples
+    return unit_size * multiplier, PrivacyGuarantee.of(
+        epsilon, delta, dp_event=event, num_samples=num_units, unit=unit
     )
+
+
+def check_units(records_per_unit: int, num_samples: int, max_records: int | None):
+    """Raises an error unless `num_samples` rows are units of `records_per_unit`."""
+    _validate.count(records_per_unit=records_per_unit)
+    is_one = records_per_unit == 1
+    rule = f"a number that divides the {num_samples} rows"
+    is_fine = is_one or num_samples % records_per_unit == 0
+    _validate.require(is_fine, "records_per_unit", records_per_unit, rule)
+    rule = "None with records_per_unit: draw units, with all their rows, before the fit"
+    is_fine = is_one or max_records is None
+    _validate.require(is_fine, "max_records", max_records, rule)
 
 
 def column_index(name: str, index: int, num_columns: int) -> int:

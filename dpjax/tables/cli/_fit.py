@@ -56,7 +56,7 @@ class Plan:
 
     loss: LossName
     loss_fn: LinearLoss  # for targets in units of their scale
-    budget: Budget  # of the training, for one record
+    budget: Budget  # of the training, for one record or unit
     arguments: Mapping[str, Any]  # of the solver; it is additive if one is `smooth`
 
     @property
@@ -66,7 +66,11 @@ class Plan:
 
 
 def make_plan(
-    settings: Settings, data: Dataset, budget: Budget, schema: Schema | None = None
+    settings: Settings,
+    data: Dataset,
+    budget: Budget,
+    schema: Schema | None = None,
+    unit_size: int = 1,  # rows of a unit of privacy
 ) -> Plan:
     """Returns the plan of a training: its loss, its budget and the solver's arguments.
 
@@ -84,6 +88,8 @@ def make_plan(
     _validate.require(num_classes > 0 or loss not in unfit, "--loss", loss, rule)
     num_samples, num_features = data.features.shape
     arguments: dict[str, Any] = {}
+    if unit_size > 1:
+        arguments["records_per_unit"] = unit_size
     if settings.intervals:
         rule = "left out if the schema has no column beside the target"
         _validate.require(num_features > 1, "--intervals", True, rule)
@@ -97,7 +103,7 @@ def make_plan(
     if settings.may_bend:
         # The columns have curves if the sizes and the budget allow knots.
         bending = list(bending_features(data.schema))
-        multiplier = noise_multiplier(*budget, Sampling(num_steps=1))
+        multiplier = unit_size * noise_multiplier(*budget, Sampling(num_steps=1))
         sizes = num_samples, num_features, len(bending)
         if knots_of(plan.loss_fn, *sizes, multiplier):
             arguments["smooth"] = bending
@@ -154,17 +160,20 @@ def rows_of(data: Dataset) -> tuple[np.ndarray | None, ...]:
 def training_privacy(plan: Plan, data: Dataset) -> PrivacyGuarantee:
     """Returns the guarantee of `train_private` before it runs, from shapes alone.
 
-    What the solver would refuse is refused here, before anything is charged.
+    With units it is for a unit, which has `records_per_unit` rows. What the solver
+    would refuse is refused here, before anything is charged.
     """
     arguments = {"intervals": False, "max_features": None} | dict(plan.arguments)
     arguments.pop("smooth", None)
+    unit_size = arguments.pop("records_per_unit", 1)
 
     def features(rows: jax.Array, targets: jax.Array) -> jax.Array:
         return checked(plan.loss_fn, (rows, targets), -1, **arguments).features
 
     num_samples, num_columns = jax.eval_shape(features, *data.train).shape
     is_choosing = (arguments["max_features"] or num_columns) < num_columns - 1
-    return noise_of(*plan.budget, None, num_samples, is_choosing)[1]
+    sizes = num_samples, unit_size
+    return noise_of(*plan.budget, None, sizes, is_choosing)[1]
 
 
 def train_private(

@@ -102,13 +102,15 @@ class Trained:
         target = Categorical(("+1",)) if is_classification else Numeric()
         if schema is not None and schema.target is not None:
             target = schema.target
-        numbers = solution.params, solution.standard_errors, solution.correlations
-        params, standard_errors, correlations = jax.tree.map(np.asarray, numbers)
+        names = "noise_errors", "noise_correlations"
+        errors: Any = {name: solution.stats.get(name) for name in names}
+        errors["standard_errors"] = solution.standard_errors
+        errors["correlations"] = solution.correlations
+        params, errors = jax.tree.map(np.asarray, (solution.params, errors))
         table = self.run.table
         return Model(
             params=params,
-            standard_errors=standard_errors,
-            correlations=correlations,
+            **errors,
             columns=data.schema,
             target_name="target" if table is None else table.target,
             target=target,
@@ -129,11 +131,13 @@ def files(model: Model, content: Mapping[str, Any]) -> dict[str, bytes]:
     """
     if model.standard_errors is not None:
         table = model.summary()
-        columns = table.coefficients, table.standard_errors, table.intervals.T
-        names = "coefficient", "standard_error", "low", "high"
+        columns = [table.coefficients, table.standard_errors, *table.intervals.T]
+        columns += [] if table.noise_shares is None else [table.noise_shares]
+        names = "coefficient", "standard_error", "low", "high", "part_by_noise"
         rows = zip(table.names, np.vstack(columns).T, strict=True)
         by_name = {
-            name: dict(zip(names, map(_number, row), strict=True)) for name, row in rows
+            name: dict(zip(names, map(_number, row), strict=False))
+            for name, row in rows
         }
         intervals = {"level": table.level, "coefficients": by_name}
         content = {**content, "intervals": intervals}

@@ -225,21 +225,24 @@ def _with_event(content: Content, privacy: PrivacyGuarantee) -> PrivacyGuarantee
     budget = content["privacy"] if sample is None else sample["budget_of_sample"]
     if budget["delta"] <= 0:
         return privacy
-    epsilon, delta = group_budget(budget["epsilon"], budget["delta"], size)
-    if "rows" in content:  # a description
-        multiplier = accounting.noise_multiplier(epsilon, delta, Sampling(num_steps=1))
+    epsilon, delta = budget["epsilon"], budget["delta"]
+    known = []  # noise multipliers of one release for a unit
+    if "rows" in content:  # a description, whose noise is for the budget of a record
+        record = group_budget(epsilon, delta, size)
+        known = [accounting.noise_multiplier(*record, Sampling(num_steps=1)) / size]
     for num in {1, num_steps} if multiplier else ():
-        steps = Sampling(num_steps=num)
-        cost = accounting.noise_multiplier_to_epsilon(multiplier, delta, steps)
+        each, steps = multiplier / size, Sampling(num_steps=num)
+        cost = accounting.noise_multiplier_to_epsilon(each, delta, steps)
         if math.isclose(cost, epsilon, rel_tol=1e-6):
-            drawn = Sampling(num_steps=1)
-            if sample is not None:
-                sizes = sample["num_records"], sample["max_records"]
-                drawn = Sampling(1, num_samples=sizes[0], batch_size=sizes[1])
-            each = multiplier / (size * math.sqrt(num))
-            event = accounting.gaussian_event(each, drawn)
-            return dataclasses.replace(privacy, dp_event=event)
-    return privacy
+            known.append(each / math.sqrt(num))
+    if not known:
+        return privacy
+    drawn = Sampling(num_steps=1)
+    if sample is not None:
+        sizes = sample["num_records"], sample["max_records"]
+        drawn = Sampling(1, num_samples=sizes[0], batch_size=sizes[1])
+    event = accounting.gaussian_event(known[0], drawn)
+    return dataclasses.replace(privacy, dp_event=event)
 
 
 def _of_model(content: Content, model: Model) -> dict[str, list[Block]]:

@@ -38,7 +38,7 @@ class Run:
     table: Table | None  # without its cells; None for a public data set
     asked: Budget  # for the file
     own: Budget  # for the records that were read; a sample may spend more
-    budget: Budget  # the part of `own` for the model or description, for one record
+    budget: Budget  # the part of `own` for the model, or for a record's description
     # The guarantee of each release for the records that were read; the releases use
     # disjoint parts of them.
     parts: Mapping[str, PrivacyGuarantee]
@@ -108,18 +108,20 @@ def plan_training(settings: Settings, source: Table | Dataset) -> Run:
     rule = "given for a single record, because the default n^-1.1 is 1"
     is_fine = settings.delta is not None or units is not None or table.num_records > 1
     _validate.require(is_fine, "--delta", None, rule)
-    asked, own, budget = _budgets(settings, table)
+    asked, own = _budgets(settings, table)
+    budget, each = own, table.places_per_unit
     if (share := settings.private_ranges) is not None:
         # The ranges take a share of the budget, and the model has the rest.
         part = Budget(share * own.epsilon, share * own.delta)
-        each = table.places_per_unit
-        rest = Budget(*map(difference_down, own, part))
+        budget = Budget(*map(difference_down, own, part))
         ranges = plan_ranges(table, *group_budget(*part, each))
-        budget = Budget(*group_budget(*rest, each))
         table = table.with_ranges(ranges.columns)
     data = blank_data(table)
-    plan = _fit.make_plan(settings, data, budget, table.schema)
-    training = privacy_of_units(training_privacy(plan, data), units)
+    plan = _fit.make_plan(settings, data, budget, table.schema, each)
+    training = training_privacy(plan, data)
+    if units is not None:
+        named: Any = {"num_groups": units.num_units, "unit": units.words}
+        training = training.for_groups(1, **named)
     if ranges is not None:
         training = ranges.joined(training)
     parts = {"training": training}
@@ -132,7 +134,8 @@ def plan_training(settings: Settings, source: Table | Dataset) -> Run:
 
 def plan_description(settings: DescribeSettings, table: Table) -> Run:
     """Prices a description of a file that was read."""
-    asked, own, budget = _budgets(settings, table)
+    asked, own = _budgets(settings, table)
+    budget = Budget(*group_budget(*own, table.places_per_unit))
     _, privacy = one_gaussian(*budget, table.num_samples * table.places_per_unit)
     parts = {"description": privacy_of_units(privacy, table.units)}
     public = dataclasses.replace(table, columns={})
@@ -144,14 +147,14 @@ def _asked(settings: ReleaseOptions, num_samples: int) -> Budget:
     return Budget(settings.epsilon, delta)
 
 
-def _budgets(settings: ReleaseOptions, table: Table) -> tuple[Budget, Budget, Budget]:
-    """Returns the budgets of the file, of the records read, and of a single record."""
+def _budgets(settings: ReleaseOptions, table: Table) -> tuple[Budget, Budget]:
+    """Returns the budgets of the file, and of the records that were read."""
     sample = table.sample
     asked = _asked(settings, table.num_samples if sample is None else table.num_records)
     own = asked
     if sample is not None:
         own = Budget(*sample_budget(*asked, **sample._asdict()))
-    return asked, own, Budget(*group_budget(*own, table.places_per_unit))
+    return asked, own
 
 
 def charge(

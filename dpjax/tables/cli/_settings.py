@@ -230,7 +230,7 @@ class Settings(ReleaseOptions):
     )
     intervals: bool = of_method(
         "A linear model whose coefficients have standard errors and intervals, at a "
-        "share of the budget; dpjax show prints them. Not with --unit.",
+        "share of the budget; dpjax show prints them.",
         default=False,
     )
 
@@ -241,7 +241,6 @@ class Settings(ReleaseOptions):
         is_tweedie, is_linear = self.loss == "tweedie", self.model == "linear"
         # An option, whether it may be given, and when it must be left out.
         for name, is_fine, where in (
-            ("intervals", one_record, "with --unit, whose records are dependent"),
             ("unit_names", not one_record, "without --unit"),
             ("power", is_tweedie, "without --loss tweedie"),
             ("max_features", self.model != "additive", "with --model additive"),

@@ -19,7 +19,7 @@ import numpy as np
 from dpjax import _validate
 from dpjax.tables._pages import Shape
 from dpjax.tables._statement import Statement, stored_arrays
-from dpjax.tables._summary import Summary, errors_of_sums, units_matrix
+from dpjax.tables._summary import Summary, errors_of_sums, noise_shares, units_matrix
 from dpjax.tables.columns._kinds import BoundedColumn, Categorical, Numeric, encode
 from dpjax.tables.io import _tables
 from dpjax.tables.io._untrusted import number, of_type, well_formed
@@ -59,6 +59,8 @@ class Model:
         standard_errors: standard errors of the weights of a linear model, shape (d,),
             infinite where noise hides the error; or None.
         correlations: correlations of the errors of the weights, shape (d, d), or None.
+        noise_errors: the parts of the standard errors that noise makes, (d,), or None.
+        noise_correlations: their correlations, shape (d, d), or None.
 
     Raises:
         ValueError: If params do not fit the features, or the link does not fit target
@@ -94,6 +96,8 @@ class Model:
     exposure: BoundedColumn | None = None
     standard_errors: np.ndarray | None = None
     correlations: np.ndarray | None = None
+    noise_errors: np.ndarray | None = None
+    noise_correlations: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         """Checks that parameters, columns, link and exposure fit each other."""
@@ -117,10 +121,14 @@ class Model:
         is_linear = not hasattr(params, "slopes")
         if not is_linear:
             _terms.check_curves(params, _terms.bending_features(self.columns))
-        if self.standard_errors is not None or self.correlations is not None:
-            rule = "weights if standard_errors or correlations are given"
-            _validate.require(is_linear, "params", "curves", rule)
-            _terms.check_errors(num_features, self.standard_errors, self.correlations)
+        for pair in (_ERRORS, _OF_NOISE):
+            errors, correlations = (getattr(self, name) for name in pair)
+            if errors is not None or correlations is not None:
+                rule = f"weights if {pair[0]} or {pair[1]} are given"
+                _validate.require(is_linear, "params", "curves", rule)
+                _terms.check_errors(
+                    num_features, **{pair[0]: errors, pair[1]: correlations}
+                )
 
     @property
     def feature_names(self) -> tuple[str, ...]:
@@ -278,14 +286,20 @@ class Model:
             rule = "those of a model that was trained with intervals"
             raise ValueError(f"standard_errors must be {rule}, got None.")
         values = self.coefficients()
+        matrix, shares = self._in_units(), None
+        of_noise, pairs = self.noise_errors, self.noise_correlations
+        if of_noise is not None and pairs is not None:
+            both = (errors, correlations), (of_noise, pairs)
+            shares = noise_shares(matrix, *both)
         return Summary(
             f"{self.method} of {self.data}",
             [*values],
             np.array([*values.values()]),
-            errors_of_sums(self._in_units(), errors, correlations),
+            errors_of_sums(matrix, errors, correlations),
             self.privacy.description,
             {"log": "factor", "logit": "odds ratio"}.get(self.link),
             level,
+            noise_shares=shares,
         )
 
     def _in_units(self) -> np.ndarray:
@@ -339,7 +353,11 @@ class Model:
 
 
 _FORMAT = 2
-_ERRORS = "standard_errors", "correlations"  # entries that a file may lack
+# Entries that a file may lack.
+_ERRORS, _OF_NOISE = (
+    ("standard_errors", "correlations"),
+    ("noise_errors", "noise_correlations"),
+)
 
 
 def model_file(model: Model) -> bytes:
@@ -352,7 +370,7 @@ def model_file(model: Model) -> bytes:
     each with center and scale or its categories; `knots`, m numbers in scales from the
     center; and `curves`, the names of the k features with a curve. A model with
     intervals also has the `standard_errors` of params, shape (d,), and their
-    `correlations`, shape (d, d).
+    `correlations`, shape (d, d), and `noise_errors` and `noise_correlations` alike.
     """
     terms, names = Terms.of(model.params), model.feature_names
     statement = vars(model).get("_privacy") or Statement.of(model.privacy)
@@ -375,7 +393,7 @@ def model_file(model: Model) -> bytes:
         "privacy": statement.content(),
     }
     text, file = np.array(json.dumps(content, ensure_ascii=False)), io.BytesIO()
-    known = ((name, getattr(model, name)) for name in _ERRORS)
+    known = ((name, getattr(model, name)) for name in (*_ERRORS, *_OF_NOISE))
     errors: Any = {name: np.asarray(x) for name, x in known if x is not None}
     np.savez(file, **errors, params=terms.slopes, heights=terms.heights, model=text)
     return file.getvalue()
@@ -416,7 +434,8 @@ def load_model(path: str | os.PathLike[str]) -> Model:
         with stored_arrays(io.BytesIO(raw)) as entries:
             params, text = entries["params"], entries["model"]
             heights = entries["heights"] if "heights" in entries.files else None
-            errors = {name: entries[name] for name in _ERRORS if name in entries.files}
+            names = {*_ERRORS, *_OF_NOISE}.intersection(entries.files)
+            errors: Any = {name: entries[name] for name in names}
         content = of_type(dict, "model", json.loads(of_type(str, "model", text.item())))
         version = content.get("format")
         is_known = type(version) is int and version == _FORMAT
@@ -461,8 +480,7 @@ def _model(
         method=_text(content, "method"),
         data=_text(content, "data"),
         versions={name: _text(versions, name) for name in versions},
-        standard_errors=errors.get("standard_errors"),
-        correlations=errors.get("correlations"),
+        **errors,
     )
     if names != [*model.feature_names]:
         raise ValueError(f"feature_names must be {model.feature_names}, got {names}")

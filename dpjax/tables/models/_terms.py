@@ -126,14 +126,14 @@ def check_curves(curves: "Curves | Terms", numbers: list[int]) -> None:
         _validate.require(is_fine, "params", value, rule)
 
 
-def check_errors(size: int, errors: Any, correlations: Any) -> None:
-    """Raises unless a model's errors (size,) are positive, its correlations finite."""
-    errors, pairs = np.asarray(errors), np.asarray(correlations)
+def check_errors(size: int, **given: Any) -> None:
+    """Raises unless errors (size,) are positive, and their correlations are finite."""
+    (name, errors), (other, pairs) = ((x, np.asarray(y)) for x, y in given.items())
     is_pairs = pairs.shape == 2 * (size,) and pairs.dtype.kind == "f"
     is_pairs = is_pairs and bool(np.all(np.isfinite(pairs)))
     is_errors = errors.shape == (size,) and errors.dtype.kind == "f"
     rule = f"positive numbers of shape ({size},)"
     is_fine = is_errors and bool(np.all(errors > 0))
-    _validate.require(is_fine, "standard_errors", errors, rule)
+    _validate.require(is_fine, name, errors, rule)
     rule = f"of {size}^2 finite numbers"
-    _validate.require(is_pairs, "correlations", correlations, rule)
+    _validate.require(is_pairs, other, given[other], rule)

@@ -11,7 +11,7 @@ import pytest
 from benchmarks import coverage, populations
 from benchmarks.coverage import LAWS, QUANTILE_LAWS, SIZES, are_too_many, misses, study
 from dpjax import solvers
-from dpjax.solvers import dp_additive_model, dp_group_means, dp_mean, dp_quantile
+from dpjax.solvers import dp_group_means, dp_mean, dp_quantile
 from tests.unit.solvers import test_groups as groups
 from tests.unit.solvers.test_untuned_mean import BUDGET, laws
 
@@ -28,6 +28,15 @@ def test_intervals_hold_the_truth(name, num_samples, epsilon, record_property):
         held = 1 - np.sum(missed) / np.sum(total)
         assert held > 0.935
         assert held < 0.985 or num_samples < 4_000  # conservative
+
+
+@pytest.mark.parametrize("outcome", ["normal", "labels"])
+def test_intervals_hold_where_records_of_a_person_are_dependent(outcome):
+    place = f"persons, {outcome}, 4", 20_000, 3.0
+    missed, total = misses(*study(*place, 200)[:2])
+    assert np.all(total == 200)
+    assert not are_too_many(missed, total)
+    assert 0.93 < 1 - np.sum(missed) / np.sum(total) < 0.98
 
 
 @pytest.mark.quick(2)
@@ -84,57 +93,6 @@ def test_real_columns_are_populations(tmp_path, monkeypatch):
     assert populations.table({}) == ""
 
 
-GRID = np.array([-4.0, -2.0, -1.0, -0.5, 0.5, 1.0, 2.0, 4.0])
-MIXED = jnp.array([[1.0, 0.5], [0.0, 0.87]])
-CURVE_LAWS = {
-    "normal": lambda key, shape: jax.random.normal(key, shape),
-    "heavy": lambda key, shape: jax.random.t(key, 3.0, shape) / 1.5,
-    "few beyond one": lambda key, shape: jax.random.normal(key, shape) * 0.5,
-}
-
-
-def table(key, law, num_samples):
-    columns = CURVE_LAWS[law](key, (num_samples, 2)) @ MIXED
-    first, second = columns.T
-    means = jnp.where(first > 0, jnp.sin(1.5 * first), 0.5 * first)
-    means += jnp.minimum(second**2, 6) / 3  # neither is a sum of hat functions
-    return jnp.c_[columns, jnp.ones(num_samples)], means
-
-
-def best(law, knots, num_samples=2_000_000):
-    features, means = table(jax.random.key(999), law, num_samples)
-    inner = knots.index(0.0)
-    peaks = np.delete(np.eye(len(knots)), inner, 0)
-    columns = np.asarray(features[:, :2]).T
-    bends = [np.stack([np.interp(x, knots, y) for y in peaks], 1) for x in columns]
-    rows = np.hstack([np.ones((num_samples, 1)), *bends]).astype(np.float64)
-    weights = np.linalg.solve(rows.T @ rows, rows.T @ np.asarray(means, np.float64))
-    heights = np.insert(weights[1:].reshape(2, -1), inner, 0.0, axis=1)
-    return np.array([np.interp(GRID, knots, curve) for curve in heights])
-
-
-def errors_of(law, num_samples, epsilon, repetitions):
-    def solve(key):
-        data_key, noise_key, key = jax.random.split(key, 3)
-        features, means = table(data_key, law, num_samples)
-        data = features, means + jax.random.t(noise_key, 4.0, means.shape)
-        options = {"epsilon": epsilon, "delta": 0.1 / num_samples, "intervals": True}
-        options |= {"smooth": (0, 1), "intercept": 2}
-        return dp_additive_model("squared", data, key=key, **options)
-
-    def curves_of(key):
-        solution = solve(key)
-        pair = solution.standard_errors, solution.correlations
-        curves = [solution.params.curve(j, GRID) for j in (0, 1)]
-        return curves, [solution.params.errors(*pair, j, GRID) for j in (0, 1)]
-
-    truth = best(law, jax.eval_shape(solve, jax.random.key(0)).params.knots)
-    keys = jax.random.split(jax.random.key(1), repetitions)
-    runs = jax.jit(partial(jax.lax.map, curves_of, batch_size=4))(keys)
-    curves, errors = (np.stack(parts, 1).reshape(repetitions, 16) for parts in runs)
-    return curves - truth.ravel(), errors
-
-
 def check(errors, stated, least=0.94):
     is_finite = np.isfinite(stated)
     missed = np.sum(is_finite & ~(np.abs(errors) <= 1.96 * stated), axis=0)
@@ -144,18 +102,15 @@ def check(errors, stated, least=0.94):
 
 
 @pytest.mark.quick(1)
-@pytest.mark.parametrize(
-    ("num_samples", "epsilon"), [(20_000, 1.0), (20_000, 3.0), (100_000, 1.0)]
-)
-@pytest.mark.parametrize("law", CURVE_LAWS)
-def test_bands_hold_the_best_curves(law, num_samples, epsilon):
-    errors, stated = errors_of(law, num_samples, epsilon, 100)
-    assert check(errors, stated)
-    assert law == "few beyond one" or np.mean(np.isfinite(stated)) > 0.98
+@pytest.mark.parametrize("place", coverage.BANDS)
+def test_bands_hold_the_best_curves(place):
+    errors, stated = coverage.study_bands(*place, 100)
+    assert check(errors, stated, least=0.93)
+    assert "beyond" in place[0] or np.mean(np.isfinite(stated)) > 0.98
 
 
 def test_some_bands_hold_the_best_curves_and_narrower_ones_do_not():
-    errors, stated = errors_of("normal", 12_000, 3.0, 160)
+    errors, stated = coverage.study_bands("bands, normal, squared, 2", 12_000, 3.0, 160)
     assert np.all(np.isfinite(stated))
     assert check(errors, stated, least=0.92)
     assert not check(errors, 0.6 * stated, least=0.92)

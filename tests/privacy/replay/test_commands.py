@@ -249,6 +249,9 @@ REPORTED = {"description", "description, sample", "euros", "intervals"}
 OF_UNITS = {
     "held out": train(unit="who", holdout=0.5),
     "ranges": train("open", "squared", unit="who", private_ranges=0.5, epsilon=40),
+    "dependent records": train(
+        unit="who", records_per_unit=2, intervals="", epsilon=50, ledger="t.toml"
+    ),
     "linear model": train(unit="who", records_per_unit=2, ledger="t.toml", holdout=0.5),
     "curves": train("logistic", **CURVES, unit="who", records_per_unit=2),
     "sample": train(unit="who", max_records=18),

@@ -12,10 +12,10 @@ import optax
 import polars as pl
 import pytest
 
-from dpjax import batching, estimators, mechanisms
+from dpjax import batching, estimators, losses, mechanisms
 from dpjax.sklearn import _labels
 from dpjax.solvers import papers
-from dpjax.solvers.linear import _columns, _model
+from dpjax.solvers.linear import _columns, _intervals, _kind, _model
 from dpjax.tables.cli import _units
 from dpjax.tables.io import _csv
 from dpjax.transforms import _privatize
@@ -80,6 +80,32 @@ def test_too_little_noise(hooks, monkeypatch):
 
     monkeypatch.setattr(_privatize, "gaussian", gaussian)
     refused(hooks, test_solvers.descent(), "moves", "opposite", "zeros")
+
+
+def test_too_little_noise_of_scores_of_units(hooks, monkeypatch):
+    multipliers = {"score_lengths": 1e-3, "score_tails": 1e-3, "scores": 1e6}
+    multipliers["score_moments"] = 0.03  # for a row, so that 0.01 is for a unit of 3
+    price = 0.5 / 0.01**2
+    kind = _kind.ModelKind(losses.squared, False, False, None, unit_size=3)
+
+    def release(axis):
+        rows = np.zeros((24, 2), np.float32)
+        rows[:3, axis], rows[3:, 0] = 0.999, 0.1
+        norms = {"weights": np.linalg.norm(rows, axis=1)}
+        keys = jax.random.key(0), jax.random.key(1)
+        args = {"weights": rows}, norms, *keys, multipliers
+        return _intervals.released_scores(kind, *args)
+
+    hooks.compare(release, 0, [1], price)
+    moments = _intervals.noisy_second_moments
+
+    def quieter(*args, noise_multiplier, **options):
+        multiplier = noise_multiplier / 1.5
+        return moments(*args, noise_multiplier=multiplier, **options)
+
+    monkeypatch.setattr(_intervals, "noisy_second_moments", quieter)
+    with pytest.raises(AssertionError, match="moves"):
+        hooks.compare(release, 0, [1], price)
 
 
 def correlated():  # anew for each test: a run keeps its program

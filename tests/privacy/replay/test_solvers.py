@@ -339,3 +339,19 @@ def test_what_a_record_moves_is_charged(hooks, name, solver):
     (kind, *_), _ = hooks.compare(run, (0.5, -1e6), others)
     assert kind == "Solution"
     assert _replay.charged(solutions[0].privacy) is not None
+
+
+@pytest.mark.parametrize("options", [{}, {"intervals": True}, {"max_features": 1}])
+@pytest.mark.parametrize("loss", ["squared", "logistic"])
+def test_all_rows_of_a_unit_move_what_is_charged(hooks, loss, options):
+    def run(rows):
+        features, targets = odd_table(NUM, (0.0, 0.0))
+        for place, row in enumerate(rows):
+            features[place], targets[place] = row
+        given = {"intercept": 0, "records_per_unit": 3, **options, **BUDGET}
+        key = jax.random.key(7)
+        return solvers.dp_linear_model(loss, (features, targets), key=key, **given)
+
+    others = 3 * [(-0.5, 1e6)], [(0.5, np.nan), (np.nan, 1.0), (1e308, -np.inf)]
+    (kind, *_), _ = hooks.compare(run, 3 * [(0.5, -1e6)], others)
+    assert kind == "Solution"

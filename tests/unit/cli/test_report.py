@@ -16,7 +16,7 @@ from scipy.stats import norm
 from dpjax import load_model
 from dpjax.accounting import PrivacyGuarantee, Sample, Sampling, noise_multiplier
 from dpjax.datasets import Categorical, Numeric
-from dpjax.tables.cli._report import _with_event, group_budget
+from dpjax.tables.cli._report import _with_event
 from tests.unit.cli.command import done, invoke, model_file, refused, tree
 
 BAD = '<script>x</script>|`*_"[a](http://b.c)\x1b[2J\n# h\u202e\ud800 {claim} www.d.e'
@@ -139,7 +139,7 @@ def test_attacks_on_units_and_samples_are_of_gaussian_noise(size, share, num_ste
     asked, sample_size = (1.0, 1e-5), int(1000 * share)
     own = Sample(1000, sample_size).budget(*asked)
     steps = Sampling(num_steps=num_steps)
-    multiplier = noise_multiplier(*group_budget(*own, size), steps)
+    multiplier = size * noise_multiplier(*own, steps)
     of_all, of_sample = ({"epsilon": x, "delta": y} for x, y in (asked, own))
     stats = {"noise_multiplier": multiplier, "num_steps": num_steps}
     content = {"privacy": of_all, "stats": stats}

@@ -257,7 +257,6 @@ data=. output=. => another file than DATA
 intervals=yes model=additive => --model must be left out with --intervals
 intervals=yes max_features=2 => --max-features must be left out with --intervals
 intervals=yes loss=tweedie => --loss must be left out with --intervals
-intervals=yes unit=town => --intervals must be left out with --unit
 """
 
 

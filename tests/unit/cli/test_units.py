@@ -114,7 +114,7 @@ def test_a_person_has_the_privacy_that_is_asked_for(options):
     asked = {"source": "t", "epsilon": 2.0, "loss": "squared", "unit": "who"} | options
     people, settings = table(PEOPLE), Settings(**asked)
     run = plan_training(settings, people)
-    assert run.budget.epsilon == pytest.approx(2 / 3)
+    assert run.budget.epsilon == 2.0
     (privacy,) = run.parts.values()
     assert 2.0 * (1 - 1e-9) < privacy.epsilon <= 2.0
     delta = options.get("delta", 40**-1.1)
@@ -123,6 +123,7 @@ def test_a_person_has_the_privacy_that_is_asked_for(options):
     assert f"Replacing {words}one, with the same who, changes" in privacy.description
     noise = privacy.dp_event.event.noise_multiplier  # of a unit
     assert noise >= gaussian_stddev(2.0, delta, sensitivity=1.0)
+    assert run.plan.arguments["records_per_unit"] == 3
 
 
 def test_nobody_on_a_list_need_have_a_record(tmp_path):

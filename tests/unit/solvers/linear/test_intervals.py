@@ -78,6 +78,25 @@ def test_errors_are_correlated_as_those_of_least_squares():
     assert np.all(noisy.standard_errors > 1.1 * roots)
 
 
+def test_four_equal_records_of_a_person_say_as_much_as_one():
+    features, noise = bounded()
+    data = features[:5_000], features[:5_000] @ WEIGHTS + np.clip(noise[:5_000], -1, 1)
+    again = [np.repeat(x, 4, axis=0) for x in data]
+    one, four, apart = (
+        solve(data=rows, epsilon=50.0, records_per_unit=size)
+        for rows, size in ((data, 1), (again, 4), (again, 1))
+    )
+    assert "of the 5,000 units of 4 consecutive rows" in four.privacy.description
+    assert four.privacy.dp_event == one.privacy.dp_event
+    assert four.stats["noise_multiplier"] == 4 * one.stats["noise_multiplier"]
+    by_sampling = [
+        np.sqrt(x.standard_errors**2 - x.stats["noise_errors"] ** 2)
+        for x in (one, four, apart)
+    ]
+    np.testing.assert_allclose(by_sampling[1], by_sampling[0], rtol=0.05)
+    np.testing.assert_allclose(by_sampling[2], by_sampling[0] / 2, rtol=0.05)
+
+
 ROOT = np.array([[1.0, 0.0, 0.0], [0.9, 0.2, 0.0], [-0.5, 1.0, 2.0]])  # of a covariance
 ERRORS = np.sqrt(np.sum(ROOT**2, axis=1))
 CORRELATIONS = jnp.float32(ROOT @ ROOT.T / np.outer(ERRORS, ERRORS))

@@ -337,6 +337,8 @@ def test_what_is_refused_draws_no_sample(fit, monkeypatch):
     of_all = [{"max_weight": 0.0}, {"execution": print}, {"intercept": 4}]
     of_all += [{"delta": 0.5}, {"epsilon": None, "noise_multiplier": 1.0}]
     of_all += [{"loss": losses.softmax(3), "intervals": True}]
+    of_all += [{"records_per_unit": 0}, {"records_per_unit": 7}]
+    of_all += [{"max_records": 9, "records_per_unit": 2}]
     of_one = [{"max_features": 0}, {"max_features": 2, "intervals": True}]
     of_one += [{"weights": np.ones(3)}, {"offsets": np.ones(3)}]
     of_other = [{"smooth": x} for x in ((0, 0), (0, 4))]
