@@ -64,7 +64,10 @@ def _turned_beyond(num_records, num_releases=10_000, max_records=None) -> Case:
 def _turned(
     loss, features, targets, turned, *, num_releases=100_000, **options
 ) -> Case:
-    """The last record has another target in the neighbour, and its offset turns too."""
+    """The last record has another target in the neighbour, and its offset turns too.
+
+    With `records_per_unit` all records of the last unit have that target.
+    """
     statistic = options.pop("statistic", lambda params: params[0])
     records = {x: options.pop(x) for x in ("weights", "offsets") if x in options}
     is_gaussian = "max_records" not in options
@@ -80,7 +83,11 @@ def _turned(
     return solved(
         solve,
         (features, targets, records),
-        (features, targets.at[-1].set(turned), neighbor),
+        (
+            features,
+            targets.at[-options.get("records_per_unit", 1) :].set(turned),
+            neighbor,
+        ),
         statistic=statistic,
         num_releases=num_releases,
         is_gaussian=is_gaussian,
@@ -90,6 +97,11 @@ def _turned(
 CASES: dict[str, Build] = {
     # Of two records one has a target, whose sign all steps see.
     "dp_linear_model": lambda: _turned("squared", [[0.0], [1.0]], [0.0, _FAR], -_FAR),
+    # Of two units one has targets, whose sign all steps see.
+    "dp_linear_model_units": lambda: _turned(
+        *("squared", [[0.0], [0.0], [1.0], [1.0]], [0.0, 0.0, _FAR, _FAR], -_FAR),
+        records_per_unit=2,
+    ),
     # The class of a record turns, which is all that is released.
     "dp_linear_model_constant": lambda: _turned(
         *(losses.softmax(3), jnp.ones((60, 1)), jnp.arange(60.0) % 3, 1.0),
