@@ -95,7 +95,7 @@ OF_SAMPLES = {
         )
     )(key),
     "privatize, correlated": _private(
-        estimators.Truncation(1.0), noise=mechanisms.BinaryTree(16)
+        estimators.Truncation(1.0), noise=mechanisms.BandedToeplitz.square_root(16, 3)
     ),
     "privatize, trimmed mean": _private(
         estimators.TrimmedMean(0.2, -1.0, 1.0), noise_multiplier=0.02

@@ -34,7 +34,8 @@ from dpjax.estimators import (
     SmoothedClipping,
 )
 from dpjax.gradients import streamed_grad
-from dpjax.mechanisms import BandedToeplitz, Strategy
+from dpjax.mechanisms import BandedToeplitz
+from dpjax.mechanisms._strategy import Strategy
 from dpjax.solvers import dp_linear_model
 from dpjax.transforms import privatize, scale_by_dp_adam
 

@@ -18,18 +18,11 @@ from dpjax.mechanisms._chacha import secret_key
 from dpjax.mechanisms._discrete_gaussian import discrete_gaussian
 from dpjax.mechanisms._peeling import peeling
 from dpjax.mechanisms._selection import exponential, permute_and_flip
-from dpjax.mechanisms._strategy import (
-    BandedToeplitz,
-    BinaryTree,
-    BufferedToeplitz,
-    Strategy,
-)
+from dpjax.mechanisms._strategy import BandedToeplitz, BufferedToeplitz
 
 __all__ = [
     "BandedToeplitz",
-    "BinaryTree",
     "BufferedToeplitz",
-    "Strategy",
     "arsinh_normal",
     "discrete_gaussian",
     "exponential",

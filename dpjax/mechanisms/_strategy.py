@@ -22,7 +22,6 @@ import dataclasses
 import math
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import scipy.linalg
 
@@ -38,18 +37,8 @@ ROUNDED_UP = 2.0**-30
 class Strategy(abc.ABC):
     """A matrix C that correlates the noise of T steps: step t adds row t of C^-1 z.
 
-    C is lower triangular, with ones on the diagonal; z has rows of independent noise.
-
-    Attributes:
-        num_steps: T, the number of steps.
-
-    Example:
-        >>> from dpjax.mechanisms import BandedToeplitz, BinaryTree
-        >>> for strategy in BinaryTree(100), BandedToeplitz.square_root(100, 8):
-        ...     print(strategy.num_bands, strategy.num_buffers,
-        ...           round(strategy.sensitivity(), 2))
-        64 7 2.65
-        8 7 1.31
+    C is a lower triangular Toeplitz matrix, with ones on the diagonal and coefficients
+    that do not increase; z has rows of independent noise.
     """
 
     num_steps: int
@@ -59,31 +48,42 @@ class Strategy(abc.ABC):
     def num_bands(self) -> int:
         """The number of diagonals of C that may be nonzero."""
 
+    @property
     @abc.abstractmethod
-    def matrix(self) -> np.ndarray:
-        """Returns C, float64 of shape (T, T)."""
+    def num_buffers(self) -> int:
+        """The number of trees like the parameters in the state of the noise."""
 
     @abc.abstractmethod
+    def toeplitz(self) -> np.ndarray:
+        """Returns the first column of C, float64 of shape (T,)."""
+
+    def matrix(self) -> np.ndarray:
+        """Returns C, float64 of shape (T, T)."""
+        return np.tril(scipy.linalg.toeplitz(self.toeplitz()))
+
     def sensitivity(
         self, *, max_participations: int = 1, min_separation: int = 1
     ) -> float:
         """Returns the l2 sensitivity of C g if one record moves g_t by at most 1.
 
-        C is this matrix, which correlates the noise, and g_t the mean of step t.
+        C is this matrix, which correlates the noise, and g_t the mean of step t. The
+        result is exact, but for being rounded up.
 
         Args:
             max_participations: the most steps that one record may enter.
             min_separation: the least distance between two steps of one record; 1 if
                 they may be consecutive.
-
-        Returns:
-            An upper bound, rounded up.
         """
-
-    @property
-    @abc.abstractmethod
-    def num_buffers(self) -> int:
-        """The number of trees like the parameters in the state of the noise."""
+        _validate.count(max_participations=max_participations)
+        _validate.count(min_separation=min_separation)
+        # By (1) of this module the worst record enters steps 0, min_separation, .. and
+        # moves the mean of each by 1.
+        num = min(max_participations, -(-self.num_steps // min_separation))
+        column = self.toeplitz()
+        total = np.zeros(self.num_steps)
+        for first in range(0, num * min_separation, min_separation):
+            total[first:] += column[: self.num_steps - first]
+        return math.sqrt(total @ total) * (1 + ROUNDED_UP)
 
     @abc.abstractmethod
     def next_noise(
@@ -97,40 +97,9 @@ class Strategy(abc.ABC):
             step: 0 to T - 1.
         """
 
-    def _num_participations(self, max_participations: int, min_separation: int) -> int:
-        """Returns the most steps that one record can enter."""
-        _validate.count(max_participations=max_participations)
-        _validate.count(min_separation=min_separation)
-        return min(max_participations, -(-self.num_steps // min_separation))
-
 
 @dataclasses.dataclass(frozen=True)
-class Toeplitz(Strategy):
-    """A strategy with constant diagonals, which do not increase downwards."""
-
-    @abc.abstractmethod
-    def toeplitz(self) -> np.ndarray:
-        """Returns the first column of C, float64 of shape (T,)."""
-
-    def matrix(self) -> np.ndarray:
-        return np.tril(scipy.linalg.toeplitz(self.toeplitz()))
-
-    def sensitivity(
-        self, *, max_participations: int = 1, min_separation: int = 1
-    ) -> float:
-        """Returns the exact l2 sensitivity of C g, with g the means of the steps."""
-        # `Strategy.sensitivity` explains the arguments. By (1) of this module the worst
-        # record enters steps 0, min_separation, .. and moves the mean of each by 1.
-        num = self._num_participations(max_participations, min_separation)
-        column = self.toeplitz()
-        total = np.zeros(self.num_steps)
-        for first in range(0, num * min_separation, min_separation):
-            total[first:] += column[: self.num_steps - first]
-        return math.sqrt(total @ total) * (1 + ROUNDED_UP)
-
-
-@dataclasses.dataclass(frozen=True)
-class BandedToeplitz(Toeplitz):
+class BandedToeplitz(Strategy):
     """A Toeplitz matrix with few bands, C_ij = c_(i - j).
 
     The state of its noise is num_bands - 1 trees like the parameters. If two steps of a
@@ -232,7 +201,7 @@ class BandedToeplitz(Toeplitz):
 
 
 @dataclasses.dataclass(frozen=True)
-class BufferedToeplitz(Toeplitz):
+class BufferedToeplitz(Strategy):
     """A Toeplitz matrix from few buffers: c_0 = 1, c_t = sum_i s_i d_i^(t-1).
 
     The state of its noise is one tree like the parameters for each buffer. All bands of
@@ -279,7 +248,7 @@ class BufferedToeplitz(Toeplitz):
         """Returns the strategy of the smallest maximal squared error of prefix sums.
 
         jax_privacy computes its decays and scales in seconds to minutes, and chooses
-        their number. The arguments are as for `Strategy.sensitivity`.
+        their number. The arguments are as for `sensitivity`.
 
         Raises:
             ValueError: If a count is not positive.
@@ -357,101 +326,3 @@ def _settings_of_jax_privacy():
         name, need = "jax_privacy.matrix_factorization", "strategies need jax_privacy"
         optional(name, f"optimal {need}", "correlated")
         yield
-
-
-@dataclasses.dataclass(frozen=True)
-class BinaryTree(Strategy):
-    """The binary tree of partial sums: row t of C sums the steps of node t.
-
-    Node t, counted from 1, covers the last 2^l steps, where 2^l is the largest power of
-    two that divides t. A prefix sum is a sum of at most log2(T) + 1 nodes, each with
-    independent noise. The state of the noise is floor(log2 T) + 1 trees like the
-    parameters.
-
-    Attributes:
-        num_steps: T.
-
-    Example:
-        >>> strategy = BinaryTree(4)
-        >>> print(strategy.matrix())
-        [[1. 0. 0. 0.]
-         [1. 1. 0. 0.]
-         [0. 0. 1. 0.]
-         [1. 1. 1. 1.]]
-        >>> round(strategy.sensitivity() ** 2, 3)
-        3.0
-
-    Reference:
-        Dwork, Naor, Pitassi, Rothblum (2010); Chan, Shi, Song (2011); Kairouz et al.
-        (2021), "Practical and private (deep) learning without sampling or shuffling".
-    """
-
-    def __post_init__(self):
-        _validate.count(num_steps=self.num_steps)
-
-    @property
-    def num_bands(self) -> int:  # the steps of the largest node
-        return 2 ** (self.num_buffers - 1)
-
-    @property
-    def num_buffers(self) -> int:  # the levels of nodes
-        return self.num_steps.bit_length()
-
-    def matrix(self) -> np.ndarray:
-        node = np.arange(1, self.num_steps + 1)[:, None]
-        step = np.arange(1, self.num_steps + 1)[None]
-        return ((step <= node) & (step > node - (node & -node))).astype(np.float64)
-
-    def sensitivity(
-        self, *, max_participations: int = 1, min_separation: int = 1
-    ) -> float:
-        """Returns a bound of the l2 sensitivity of C g, exact for one participation.
-
-        A record enters k steps, b apart, and moves g, the steps' means, by 1 in each. A
-        node adds the squared number of these steps that it covers to the square of the
-        sensitivity. Nodes of level l are disjoint, and cover at most m_l = min(k,
-        ceil(2^l / b)) of these steps each, so level l adds at most m_l for each covered
-        step. It remains to find the largest sum of k weights, b apart.
-        """
-        num = self._num_participations(max_participations, min_separation)
-        step = np.arange(self.num_steps)
-        weights = np.zeros(self.num_steps)
-        for level in range(self.num_buffers):
-            # A node of level l is an odd multiple of 2^l, so bit l of each step that it
-            # covers, counted from 0, is zero.
-            last = (step >> level << level) + 2**level
-            is_held = (step >> level & 1 == 0) & (last <= self.num_steps)
-            weights[is_held] += min(num, -(-(2**level) // min_separation))
-        # best[t] is the largest sum of weights from step t on, by dynamic programming
-        # (Choquette-Choo et al. 2023, Algorithm 3).
-        best = np.zeros(self.num_steps + min_separation)
-        for _ in range(num):
-            best[: self.num_steps] = weights + best[min_separation:]
-            best = np.maximum.accumulate(best[::-1])[::-1]
-        return math.sqrt(best[0]) * (1 + ROUNDED_UP)
-
-    def next_noise(self, noise, buffers, step):
-        """Returns the noise of a step, from a binary tree of noise, and new buffers.
-
-        It is the noise of node t = step + 1 minus the noise of the smaller nodes that t
-        covers, one of each level below its own. A buffer has a level's last node.
-        """
-        node = step + 1
-        is_passed = [(node >> i << i) == node for i in range(1, len(buffers))]
-        is_passed.append(jnp.zeros((), bool))
-
-        def solve(z: jax.Array, *nodes: jax.Array) -> jax.Array:
-            for is_lower, old in zip(is_passed, nodes, strict=True):
-                z = z - jnp.where(is_lower, old, 0)
-            return z
-
-        solved = jax.tree.map(solve, noise, *buffers)
-        # Level l stores node t if 2^l divides t and 2^(l + 1) does not.
-        is_own, divides = [], jnp.ones((), bool)
-        for is_lower in is_passed:
-            is_own.append(divides & ~is_lower)
-            divides = is_lower
-        return solved, tuple(
-            jax.tree.map(lambda old, z, own=own: jnp.where(own, z, old), buffer, noise)
-            for own, buffer in zip(is_own, buffers, strict=True)
-        )

@@ -23,7 +23,7 @@ from dpjax._sums.fold import Unrounded, two_sum
 from dpjax._tree import like, materialized
 from dpjax._types import REPLACE_ONE, Key, NeighboringRelation, PyTree, Scalar
 from dpjax.estimators import AdaptiveThreshold, Estimator, Scaled
-from dpjax.mechanisms import Strategy
+from dpjax.mechanisms._strategy import Strategy
 from dpjax.transforms._privatize import BoundedMean, Piece, PrivateMean, privatize
 
 _INJECTED = "inject_hyperparams."  # prefix of the qualified names that optax gives

@@ -26,7 +26,8 @@ from dpjax._types import (
 from dpjax.accounting._smooth import calibrate_smooth_noise
 from dpjax.estimators import AdaptiveThreshold, Estimator, Scaled
 from dpjax.estimators._estimator import maximum
-from dpjax.mechanisms import Strategy, gaussian, laplace_log_normal
+from dpjax.mechanisms import gaussian, laplace_log_normal
+from dpjax.mechanisms._strategy import Strategy
 
 
 class Piece(NamedTuple):

@@ -170,7 +170,7 @@ FUNCTIONS = {
     "losses": "biweight huber gamma poisson regularized softmax tweedie MarginLoss "
     "MarginLoss.smoothed_hinge",
     "mechanisms": "BandedToeplitz BandedToeplitz.square_root BandedToeplitz.optimal "
-    "BufferedToeplitz.optimal BinaryTree",
+    "BufferedToeplitz.optimal",
     "solvers": "Execution PrivateTraining recommend",
     "tuning": "Score",
     "transforms": "scale_by_dp_adam",
@@ -183,7 +183,7 @@ METHODS = [
     *(
         POLYTOPE.vertex_scores,
         BOX.minimize_linear,
-        mechanisms.BinaryTree(4).sensitivity,
+        mechanisms.BandedToeplitz(4, (1.0,)).sensitivity,
     ),
     *(kind.project for kind in (BALL, BOX, constraints.L2Ball(1.0))),
     *(kind(1.0).diameter for kind in (constraints.L2Ball, constraints.Simplex)),

@@ -15,7 +15,7 @@ LAYERS = {
     ),
     "mechanisms": (
         registry.MECHANISMS,
-        "BandedToeplitz BinaryTree BufferedToeplitz Strategy secret_key",
+        "BandedToeplitz BufferedToeplitz secret_key",
     ),
     "transforms": (registry.TRANSFORMS, "average_params"),
     # Several parties call the last two together: tests/unit/solvers/test_multiparty.py.

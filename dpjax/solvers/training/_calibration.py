@@ -25,7 +25,7 @@ from dpjax.accounting._selection import selection_event
 from dpjax.batching import Batching
 from dpjax.estimators import Estimator
 from dpjax.gradients._users import UserRecords
-from dpjax.mechanisms import Strategy
+from dpjax.mechanisms._strategy import Strategy
 
 FAILURE_PROB = 0.01  # probability with which error bounds in stats and defaults fail
 

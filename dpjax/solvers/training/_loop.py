@@ -28,7 +28,7 @@ from dpjax.batching._batching import BatchState
 from dpjax.estimators import AdaptiveThreshold, Estimator, Scaled
 from dpjax.gradients import streamed_grad
 from dpjax.gradients._loss import warn_of_rows
-from dpjax.mechanisms import Strategy
+from dpjax.mechanisms._strategy import Strategy
 from dpjax.solvers.training import _checkpoint
 from dpjax.solvers.training._checkpoint import Checkpoint, is_key
 from dpjax.transforms import aggregate, chain, privatize

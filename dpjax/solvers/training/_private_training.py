@@ -27,7 +27,7 @@ from dpjax.batching._batching import BatchState
 from dpjax.estimators import AdaptiveThreshold, Clipping, Estimator, Mean, Scaled
 from dpjax.gradients import robust_grad
 from dpjax.gradients._loss import trainable
-from dpjax.mechanisms import Strategy
+from dpjax.mechanisms._strategy import Strategy
 from dpjax.solvers.training._calibration import calibrated_noise, check_budget
 from dpjax.solvers.training._checkpoint import is_key
 from dpjax.solvers.training._loop import (

@@ -109,18 +109,19 @@ def test_too_little_noise_of_scores_of_units(hooks, monkeypatch):
 
 
 def correlated():  # anew for each test: a run keeps its program
-    options = {"noise": mechanisms.BinaryTree(4), "batching": batching.Full()}
+    options = {"batching": batching.Full()}
+    options |= {"noise": mechanisms.BandedToeplitz.square_root(4, 3)}
     options |= {"estimator": test_solvers.CLIPPING, "optimizer": optax.sgd(0.1)}
     return test_solvers.training(**options)
 
 
 def test_correlated_noise_for_one_step_of_four(hooks, monkeypatch):
-    sensitivity = mechanisms.BinaryTree.sensitivity
+    sensitivity = mechanisms.BandedToeplitz.sensitivity
 
     def of_one(self, **_):
         return sensitivity(self, max_participations=1, min_separation=1)
 
-    monkeypatch.setattr(mechanisms.BinaryTree, "sensitivity", of_one)
+    monkeypatch.setattr(mechanisms.BandedToeplitz, "sensitivity", of_one)
     refused(hooks, correlated(), "moves", "opposite")
 
 

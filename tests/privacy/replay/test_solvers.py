@@ -156,7 +156,6 @@ OPTIONS = {
         for x in (
             mechanisms.BandedToeplitz.square_root(4, 3),
             mechanisms.BufferedToeplitz(4, decays=(0.5,), scales=(0.5,)),
-            mechanisms.BinaryTree(4),
         )
     },
     "features": linear(max_features=4),

@@ -14,7 +14,7 @@ from dpjax.accounting import gaussian_epsilon, gaussian_stddev, rho_to_epsilon
 from dpjax.accounting._discrete_gaussian import discrete_gaussian_epsilon
 from dpjax.accounting._selection import total_selection_epsilon
 from dpjax.batching import BallsInBins, CyclicPoisson, Disjoint, Full
-from dpjax.mechanisms import BandedToeplitz, BinaryTree, BufferedToeplitz
+from dpjax.mechanisms import BandedToeplitz, BufferedToeplitz
 
 EPSILONS = [1e-12, 1e-5, 9.9e-5, 1e-4, 0.01, 1.0, 10.0, 1e3, 1e6]
 DELTAS = [1e-50, 1e-10, 1e-5, 0.1, 0.9, 0.999]
@@ -141,8 +141,8 @@ PAIRS = WITH_LIMITS | {
     "banded, full": correlated(BANDED, Full()),
     "banded, disjoint": correlated(BANDED, Disjoint()),
     "banded, cyclic": correlated(BANDED, CyclicPoisson(10.0, 5)),
-    "tree, bins": correlated(BinaryTree(40), BallsInBins(8)),
     "buffered": correlated(BufferedToeplitz(40, (0.5,), (0.5,)), Disjoint()),
+    "buffered, bins": correlated(BufferedToeplitz(40, (0.9,), (0.3,)), BallsInBins(8)),
 }
 
 

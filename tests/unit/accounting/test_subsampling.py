@@ -10,7 +10,6 @@ import pytest
 import scipy.integrate
 import scipy.stats
 from dp_accounting.pld import PLDAccountant
-from dp_accounting.rdp import RdpAccountant
 
 from dpjax import ADD_OR_REMOVE_ONE, REPLACE_ONE, accounting
 from dpjax.accounting import Sampling, noise_multiplier, noise_multiplier_to_epsilon
@@ -21,7 +20,7 @@ from dpjax.accounting._sampled_gaussian import (
     poisson_log_moment,
 )
 from dpjax.batching import CyclicPoisson, Disjoint, Full
-from dpjax.mechanisms import BandedToeplitz, BinaryTree
+from dpjax.mechanisms import BandedToeplitz, BufferedToeplitz
 from tests.unit.refusals import refused
 
 POISSON = Sampling(num_steps=1000, sampling_prob=0.01)
@@ -193,7 +192,7 @@ def test_other_releases_that_leave_nothing_are_refused():
 BLANKED = dpa.NeighboringRelation.REPLACE_SPECIAL
 SIZES = {"num_samples": 5, "batch_size": 1}
 BANDED = {"strategy": BandedToeplitz.square_root(9, 4)}
-TREE = {"strategy": BinaryTree(9), "sampling_prob": 0.5}
+BUFFERED = {"strategy": BufferedToeplitz(9, (0.5,), (0.5,)), "sampling_prob": 0.5}
 CYCLIC = {"sampling_prob": 0.1, "min_separation": 4, "max_participations": 3}
 
 
@@ -221,7 +220,7 @@ test_options_of_sampling_that_do_not_fit_are_named = refused(
     (BANDED | {"other_multiplier": 3.0}, "other_multiplier"),
     (BANDED | {"num_steps": 10}, "num_steps"),
     (BANDED | {"sampling_prob": 0.5, "min_separation": 3}, "min_separation"),
-    (TREE | {"min_separation": 5}, "min_separation"),
+    (BUFFERED | {"min_separation": 5}, "min_separation"),
     said="^{} must be",
 )
 
@@ -252,18 +251,6 @@ def test_sampling_costs_less_and_full_groups_the_same():
     expected = accounting.gaussian_epsilon(4.0, 1e-5, sensitivity=sensitivity)
     np.testing.assert_allclose(epsilon(80.0), expected)
     assert epsilon(10.0) < 0.5 * epsilon(80.0)
-
-
-def test_a_tree_costs_what_dp_accounting_says():
-    # One epoch of 40 steps: 6 nodes hold a step. Theirs goes through Renyi divergences.
-    sampling = Disjoint().sampling(400, 40, strategy=BinaryTree(40))
-    ours = noise_multiplier_to_epsilon(7.0, 1e-5, sampling)
-    accountant = RdpAccountant(neighboring_relation=BLANKED)
-    accountant.compose(dpa.SingleEpochTreeAggregationDpEvent(7.0, 40))
-    theirs = accountant.get_epsilon(1e-5)
-    same = RdpAccountant().compose(dpa.GaussianDpEvent(7.0 / math.sqrt(6)))
-    np.testing.assert_allclose(theirs, same.get_epsilon(1e-5))
-    assert 0.8 * theirs < ours <= theirs
 
 
 # -- The capacity of padded Poisson batches --------------------------------------------

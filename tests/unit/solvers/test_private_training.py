@@ -18,7 +18,7 @@ from dpjax import ADD_OR_REMOVE_ONE, PrivateTraining, accounting, recommend
 from dpjax.batching import BallsInBins, Disjoint, Full, Poisson, ShuffledEpochs
 from dpjax.estimators import AdaptiveThreshold, Clipping, MedianOfMeans, Scaled
 from dpjax.gradients import by_user, streamed_grad
-from dpjax.mechanisms import BandedToeplitz, BinaryTree, BufferedToeplitz
+from dpjax.mechanisms import BandedToeplitz, BufferedToeplitz
 from dpjax.transforms import chain, privatize
 from tests import registry
 from tests.unit.refusals import refused
@@ -243,7 +243,7 @@ def test_the_first_steps_cost_what_a_shorter_run_with_their_noise_costs(options)
         assert first == second
 
 
-@pytest.mark.parametrize("noise", [BANDS, BUFFERED, BinaryTree(T)])
+@pytest.mark.parametrize("noise", [BANDS, BUFFERED])
 def test_the_first_rows_of_correlated_noise_cost_no_more_than_is_stated(noise):
     run = training(batching=Full(), noise=noise, num_steps=None, **CLIPPED)
     stated = [run.privacy_after(step).epsilon for step in range(run.num_steps + 1)]

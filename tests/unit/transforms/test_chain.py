@@ -10,7 +10,7 @@ import pytest
 import dpjax
 from dpjax import transforms
 from dpjax.estimators import AdaptiveThreshold, Clipping, TrimmedMean, Winsorization
-from dpjax.mechanisms import BinaryTree
+from dpjax.mechanisms import BandedToeplitz
 from dpjax.transforms import dp_sgd, privatize, scale_by_dp_adam
 from tests.unit.transforms import test_contract
 
@@ -170,7 +170,9 @@ REFUSED = {
     "optax.chain": lambda adam: optax.chain(private(), adam),
     "after momentum": lambda adam: dpjax.chain(private(), optax.trace(0.9), adam),
     "nested": lambda adam: dpjax.chain(dpjax.chain(private(), optax.trace(0.9)), adam),
-    "correlated": lambda adam: dpjax.chain(private(noise=BinaryTree(4)), adam),
+    "correlated": lambda adam: dpjax.chain(
+        private(noise=BandedToeplitz(4, (1.0,))), adam
+    ),
     "smooth": lambda adam: dpjax.chain(private(TrimmedMean(0.4, -1.0, 1.0), 2.0), adam),
 }
 

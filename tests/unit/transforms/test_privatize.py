@@ -16,7 +16,7 @@ import dpjax
 from dpjax import ADD_OR_REMOVE_ONE, REPLACE_ONE, estimators
 from dpjax.accounting._smooth import calibrate_smooth_noise, smooth_noise_rho
 from dpjax.gradients import streamed_grad
-from dpjax.mechanisms import BandedToeplitz, BinaryTree, BufferedToeplitz
+from dpjax.mechanisms import BandedToeplitz, BufferedToeplitz
 from dpjax.transforms import aggregate, dp_sgd, privatize
 from tests.unit.refusals import refused
 
@@ -254,7 +254,6 @@ T = 6
 STRATEGIES = {
     "bands": BandedToeplitz.square_root(T, 3),
     "buffers": BufferedToeplitz(T, decays=(0.9, 0.25), scales=(0.3, 0.2)),
-    "tree": BinaryTree(T),
 }
 
 
@@ -341,7 +340,10 @@ test_what_does_not_fit_a_trimmed_mean_is_named = refused(
     (lambda: updated(of_trimmed(), ROWS, **MASK), "must be one that takes masks"),
     (lambda: updated(of_trimmed(sampled=False), ROWS, **MASK), "padding_example must"),
     (lambda: of_trimmed(relation=ADD_OR_REMOVE_ONE), "must be one that takes masks"),
-    (lambda: of_trimmed(noise=BinaryTree(4)), "noise must be None with Trimmed"),
+    (
+        lambda: of_trimmed(noise=BandedToeplitz(4, (1.0,))),
+        "noise must be None with Trimmed",
+    ),
     (lambda: updated(of_trimmed(), ROWS[:2]), "num_samples must be more than the 2"),
     (lambda: updated(of_trimmed(), {"a": ROWS, "b": ROWS[:5]}), "arrays that share"),
 )
