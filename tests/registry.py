@@ -153,7 +153,6 @@ LOSSES = {
     "tweedie": losses.tweedie(1.5, min_mean=0.1, max_mean=5.0, max_target=20.0),
     "log_link": losses.log_link(1.25),
     "softmax": losses.softmax(3),
-    "regularized": losses.regularized(losses.squared, l2=0.3),
 }
 
 BATCHINGS = {
@@ -163,7 +162,6 @@ BATCHINGS = {
     "WithoutReplacement": batching.WithoutReplacement(3),
     "CyclicPoisson": batching.CyclicPoisson(2.0, 2),
     "BallsInBins": batching.BallsInBins(2),
-    "ShuffledEpochs": batching.ShuffledEpochs(3),
 }
 
 

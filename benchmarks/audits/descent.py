@@ -84,7 +84,7 @@ def _record(num_samples: int) -> jax.Array:
     return jnp.zeros((num_samples, 2)).at[-1].set(jnp.array(_FAR))
 
 
-def _sampled(draws: batching.Batching, **options) -> Case:
+def _sampled(draws: Any, **options) -> Case:
     """Of four records the far one is drawn by chance; the claim is at 0.01."""
     return _descended(
         _record(4), delta=0.01, is_gaussian=False, batching=draws, **options
@@ -149,10 +149,6 @@ CASES: dict[str, Build] = {
     # One of two steps sees the record, each with probability 1/2.
     "dp_gradient_descent_bins": lambda: _sampled(batching.BallsInBins(2)),
     "dp_gradient_descent_group": _descent_group,
-    # Each step is an epoch, which sees the record once.
-    "dp_gradient_descent_epochs": lambda: _descended(
-        _record(2), batching=batching.ShuffledEpochs(2)
-    ),
     "dp_gradient_descent_users": _descent_users,
     "dp_localized_sco": _localized_sco,
     "dp_one_pass_sco": _one_pass_sco,

@@ -26,7 +26,8 @@ from benchmarks.record import RESULTS, Row, rounded
 from benchmarks.utility.hindsight import CHOICE, Setting
 from dpjax import PrivateTraining, losses
 from dpjax.accounting import Sampling, noise_multiplier, noise_multiplier_to_epsilon
-from dpjax.batching import Batching, CyclicPoisson, Poisson
+from dpjax.batching import CyclicPoisson, Poisson
+from dpjax.batching._batching import Batching
 from dpjax.estimators import (
     AdaptiveThreshold,
     Clipping,

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy.stats
 from dp_accounting import NoOpDpEvent
 from jax.tree_util import Partial
 
@@ -23,7 +24,7 @@ from dpjax import losses, parties, solvers
 from dpjax._types import Key, Scalar
 from dpjax.accounting import PrivacyGuarantee
 from dpjax.batching import WithoutReplacement
-from dpjax.constraints import Box, L1Ball, halton_net
+from dpjax.constraints import L1Ball
 from dpjax.estimators import (
     Clipping,
     SmoothedTruncation,
@@ -158,7 +159,8 @@ def _l1_regression(task: Task, *, is_printed: bool) -> Solution:
     options = {"key": task.key, "epsilon": task.setting.epsilon}
     options["moment_order"] = task.setting.moment_order
     options["residual_moment_bound"] = task.problem.moment_bound
-    net = halton_net(Box(-1.0, 1.0), num_features, num_candidates=4096)
+    points = scipy.stats.qmc.Halton(num_features, scramble=False).random(4096)
+    net = jnp.asarray(2 * points - 1, jnp.float32)
     solve = printed.l1_regression if is_printed else solvers.dp_l1_regression
     return solve(*task.sample.data, candidates=net, **options)
 

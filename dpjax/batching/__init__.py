@@ -14,22 +14,14 @@ enter a batch depends on indices and on the key alone, never on values. An argum
 of its range raises `ValueError`.
 """
 
-from dpjax.batching._batching import Batching
-from dpjax.batching._fixed_size import (
-    Disjoint,
-    Full,
-    ShuffledEpochs,
-    WithoutReplacement,
-)
+from dpjax.batching._fixed_size import Disjoint, Full, WithoutReplacement
 from dpjax.batching._padded import BallsInBins, CyclicPoisson, Poisson
 
 __all__ = [
     "BallsInBins",
-    "Batching",
     "CyclicPoisson",
     "Disjoint",
     "Full",
     "Poisson",
-    "ShuffledEpochs",
     "WithoutReplacement",
 ]

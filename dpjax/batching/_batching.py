@@ -48,11 +48,6 @@ class Batching(abc.ABC):
     Attributes:
         is_sampled: whether batches are drawn at random.
         pads: whether rows of a batch may be padding.
-
-    Example:
-        >>> from dpjax.batching import WithoutReplacement
-        >>> WithoutReplacement(2).divisor(num_samples=7, num_steps=3)
-        2
     """
 
     is_sampled: ClassVar[bool] = False

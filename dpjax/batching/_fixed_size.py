@@ -1,12 +1,11 @@
-"""Batches of a fixed size: all records, disjoint subsets, epochs, or a new draw.
+"""Batches of a fixed size: all records, disjoint subsets, or a new draw.
 
 The choice of the records of a batch does not depend on the data. So a run is a mixture,
 over these choices, of runs with batches that are fixed by index. In each such run a
 replaced record enters few steps, and the other steps do not depend on it, so the run
 costs as much as these few releases. By joint convexity so does the mixture. Secrecy of
 the choices lowers the cost if the choices of different records are independent
-(`BallsInBins`), or each choice is independent of the past (`WithoutReplacement`). No
-such gain is claimed for a shuffle, because none is proved here.
+(`BallsInBins`), or each choice is independent of the past (`WithoutReplacement`).
 """
 
 import dataclasses
@@ -93,60 +92,7 @@ class Disjoint(Batching):
 
 
 @dataclasses.dataclass(frozen=True)
-class FixedSize(Batching):
-    """Draws batches of `batch_size` records at random."""
-
-    batch_size: int
-    is_sampled: ClassVar[bool] = True
-
-    def __post_init__(self):
-        _validate.count(batch_size=self.batch_size)
-
-    def divisor(self, num_samples, num_steps):
-        at_most_all(num_samples, batch_size=self.batch_size)
-        return self.batch_size
-
-
-@dataclasses.dataclass(frozen=True)
-class ShuffledEpochs(FixedSize):
-    """Divides the records into batches, in a new random order in every epoch.
-
-    An epoch has floor(n / batch_size) batches, without the last n mod batch_size
-    records of its order. A draw costs a sort of n random numbers.
-
-    Privacy: A replaced record enters at most one batch of each epoch, so T steps cost
-    as much as one release per epoch. No gain from the shuffle is claimed, because none
-    is proved: moving one record moves other records. `BallsInBins` also goes through
-    the records by epochs, and has about the gain of `Poisson`.
-
-    Example:
-        >>> ShuffledEpochs(3).sampling(num_samples=6, num_steps=4)  # of two epochs
-        Sampling(num_steps=2)
-
-    Reference:
-        Chua et al. (2024), "How private are DP-SGD implementations?", for why the gain
-        of Poisson batches must not be claimed for shuffled ones.
-    """
-
-    def _rows(self, state, key):
-        num_samples = state.num_samples
-        epoch, place = jnp.divmod(state.step, self._steps_of_epoch(num_samples))
-        epoch_key = jax.random.fold_in(state.run_key, epoch)
-        order = jax.random.permutation(epoch_key, num_samples)
-        size = self.batch_size
-        return jax.lax.dynamic_slice_in_dim(order, place * size, size)
-
-    def _sampling(self, num_samples, num_steps):
-        # Two steps of two epochs may be consecutive, and the last epoch partial.
-        num_epochs = math.ceil(num_steps / self._steps_of_epoch(num_samples))
-        return {"num_steps": num_epochs}, participates(num_steps, num_epochs)
-
-    def _steps_of_epoch(self, num_samples: int) -> int:
-        return num_samples // self.divisor(num_samples, num_steps=1)
-
-
-@dataclasses.dataclass(frozen=True)
-class WithoutReplacement(FixedSize):
+class WithoutReplacement(Batching):
     """Draws a uniform subset of `batch_size` records in every step.
 
     A draw costs n random words and a sort of little more than `batch_size` records.
@@ -159,6 +105,16 @@ class WithoutReplacement(FixedSize):
         >>> print(len(set(batch.tolist())))
         3
     """
+
+    batch_size: int
+    is_sampled: ClassVar[bool] = True
+
+    def __post_init__(self):
+        _validate.count(batch_size=self.batch_size)
+
+    def divisor(self, num_samples, num_steps):
+        at_most_all(num_samples, batch_size=self.batch_size)
+        return self.batch_size
 
     def _rows(self, state, key):
         return uniform_subset(key, state.num_samples, self.batch_size)

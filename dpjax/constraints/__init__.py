@@ -4,6 +4,6 @@ An argument out of its range raises `ValueError`.
 """
 
 from dpjax.constraints._constraint import Box, L1Ball, L2Ball, Simplex
-from dpjax.constraints._polytope import Polytope, grid_net, halton_net
+from dpjax.constraints._polytope import Polytope, grid_net
 
-__all__ = ["Box", "L1Ball", "L2Ball", "Polytope", "Simplex", "grid_net", "halton_net"]
+__all__ = ["Box", "L1Ball", "L2Ball", "Polytope", "Simplex", "grid_net"]

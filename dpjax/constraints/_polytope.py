@@ -1,4 +1,4 @@
-"""Sets given by points: a polytope by its vertices, and nets, chosen without data."""
+"""Sets given by points: a polytope by its vertices, and a net, chosen without data."""
 
 import math
 from dataclasses import dataclass
@@ -8,14 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.optimize
-import scipy.stats
 
 from dpjax import _validate
 from dpjax._rounding import LARGEST, ROUNDOFF, SMALLEST
 from dpjax._tree import flatten, register
 from dpjax._types import PyTree, Scalar
 from dpjax.constraints._constraint import (
-    Box,
     Constraint,
     Norm,
     VertexConstraint,
@@ -188,47 +186,10 @@ def grid_net(
     return net[is_near]
 
 
-def halton_net(box: Box, num_coordinates: int, *, num_candidates: int) -> jax.Array:
-    """Returns the first points of a Halton sequence, stretched over a box.
-
-    The points spread evenly for any number of candidates, while the size of a grid must
-    be a product of d counts. Every call returns the same points. No covering radius is
-    claimed. Above ten coordinates the points lie on lines, and every net is sparse.
-
-    Args:
-        box: the set, with vectors as parameters.
-        num_coordinates: d.
-        num_candidates: from 1 to 20 million.
-
-    Returns:
-        The points, shape (num_candidates, d).
-
-    Raises:
-        ValueError: If box is not a `Box` or has another number of coordinates, or
-            num_candidates is out of range.
-
-    Example:
-        >>> print(halton_net(Box(0.0, 3.0), 2, num_candidates=3))
-        [[0.   0.  ]
-         [1.5  1.  ]
-         [0.75 2.  ]]
-
-    Reference:
-        Halton (1960), "On the efficiency of certain quasi-random sequences".
-    """
-    _validate.require(isinstance(box, Box), "box", box, "a dpjax.constraints.Box")
-    _validate.count(num_candidates=num_candidates)
-    _validate.within(1, MOST_CANDIDATES, num_candidates=num_candidates)
-    lower, upper = _bounding_box(box, num_coordinates)
-    sequence = scipy.stats.qmc.Halton(num_coordinates, scramble=False)
-    points = lower + (upper - lower) * sequence.random(num_candidates)
-    return jnp.asarray(points, jnp.float32)
-
-
 def _bounding_box(
     constraint: Constraint, num_coordinates: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the ends, (d,) each, of the smallest box around a set, for its nets."""
+    """Returns the ends, (d,) each, of the smallest box around a set, for its net."""
     constraint.diameter("l2", num_coordinates)  # checks the number of coordinates
     axes = jnp.eye(num_coordinates)
     lower, upper = (

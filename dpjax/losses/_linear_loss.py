@@ -1,15 +1,12 @@
-"""The base class of losses of a linear predictor, and their l2 penalty."""
+"""The base class of losses of a linear predictor."""
 
 import abc
 import math
-from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
-import optax
 
-from dpjax import _validate
-from dpjax._types import ArrayLike, LossFn, PyTree, Scalar
+from dpjax._types import ArrayLike, PyTree, Scalar
 
 # Targets of a loss without a range are clipped to this: squares of targets, and of
 # predictions of the same size, then stay within the range of float32.
@@ -151,39 +148,3 @@ class LinearLoss(abc.ABC):
 def like(value: ArrayLike | Scalar, array: jax.Array) -> jax.Array:
     """Converts a value to the dtype of an array, so that labels may be integers."""
     return jnp.asarray(value, array.dtype)
-
-
-def regularized(loss_fn: LossFn, l2: Scalar) -> LossFn:
-    """Adds a squared l2 penalty of strength l2 >= 0 to every example's loss.
-
-    The result is loss_fn(w, z) + (l2 / 2) ||w||^2, with the norm over all leaves of
-    `params`. `regularized(logistic, l2)` is regularized logistic regression, and
-    `regularized(squared, l2)` is ridge regression.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> from dpjax.losses import logistic, squared
-        >>> loss_fn = regularized(logistic, l2=0.5)
-        >>> round(float(loss_fn(jnp.array([2.0]), (jnp.zeros(1), 1.0))), 4)
-        1.6931
-        >>> regularized(squared, 1.0) == regularized(squared, 1.0)  # compiled once
-        True
-
-    Reference:
-        001, section 6; 004, section 6.5.
-    """
-    return _Regularized(loss_fn, l2)
-
-
-@dataclass(frozen=True)
-class _Regularized:
-    loss_fn: LossFn
-    l2: Scalar
-
-    def __post_init__(self) -> None:
-        _validate.loss_fn(self.loss_fn)
-        _validate.non_negative(l2=self.l2)
-
-    def __call__(self, params: PyTree, example: PyTree) -> jax.Array:
-        penalty = optax.tree.norm(params, squared=True)
-        return self.loss_fn(params, example) + 0.5 * self.l2 * penalty

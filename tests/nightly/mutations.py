@@ -219,15 +219,15 @@ TABLE = r"""
 ? (lambda b: (lambda s: not np.array_equal(*(lambda x, y: (x, y))(b.draw(s, jnp.arange(
 ? 99.0))[0], b.draw(b.draw(s, jnp.arange(99.0))[2], jnp.arange(99.0))[0])))(b.init(key,
 ? 99, 5)))(batching.WithoutReplacement(7))
-= an epoch is shuffled anew in every step
-~ epoch_key = jax.random.fold_in(state.run_key, {{epoch|state.step}})
-~         order
-? (lambda b: (lambda f: f(b.init(key, 60, 6), set()) == 60)(lambda s, seen: [((r :=
-? b.draw(s, jnp.arange(60.0))), seen.update(r[0].tolist()), (s := r[2]))[1] for _ in
-? range(6)] and len(seen)))(batching.ShuffledEpochs(10))
+= the bins of an epoch are drawn anew in every step
+~ bin_key = jax.random.fold_in(state.run_key, {{epoch|state.step}})
+? (lambda b: (lambda f: f(b.init(key, 60, 6, epsilon=1.0, delta=1e-6), set()) == 60)(
+? lambda s, seen: [((r := b.draw(s, jnp.arange(1.0, 61.0))), seen.update(r[0].tolist()), (s := r[2]))[1] for _ in
+? range(6)] and len(seen - {0.0})))(batching.BallsInBins(6, capacity=60))
 = an epoch that began is not counted
-~ {{math.ceil(num_steps |max(1, num_steps /}}/ self._steps_of_epoch(num_samples))
-? batching.ShuffledEpochs(10).sampling(60, 7).num_steps == 2
+~ pattern = participates(num_steps, {{math.ceil(num_steps |max(1, num_steps /}}/ self.num_bins))
+? batching.BallsInBins(6).sampling(60, 7, strategy=mechanisms.BandedToeplitz(7,
+? (1.0,))).max_participations == 2
 = a run that is over draws more batches
 ~ rows = jnp.where(is_over, {{state.num_samples|rows}}, rows)
 ? (lambda b: bool(b.draw(b.draw(b.init(key, 9, 1, epsilon=1.0, delta=1e-6), jnp.ones(

@@ -29,14 +29,12 @@ BATCHINGS = {
     "without_replacement": ways.WithoutReplacement(4),
     "cyclic_poisson": ways.CyclicPoisson(4.0, 2, capacity=6),
     "balls_in_bins": ways.BallsInBins(3, capacity=12),
-    "shuffled_epochs": ways.ShuffledEpochs(4),
 }
 each = pytest.mark.parametrize("name", BATCHINGS)
 NUM_SAMPLES, NUM_STEPS, NUM_RUNS = 14, 9, 2_000
 EPOCHS = {
     "cyclic": ways.CyclicPoisson(2.0, cycle_length=3, capacity=4),
     "bins": ways.BallsInBins(4, capacity=NUM_SAMPLES),
-    "epochs": ways.ShuffledEpochs(4),
 }
 
 
@@ -304,18 +302,6 @@ def test_every_record_falls_into_one_bin_of_each_epoch(drawn):
     assert is_likely(np.r_[pairs, again], NUM_RUNS, 0.25, 1 + again.size)
 
 
-def test_every_epoch_is_a_new_order(drawn):
-    entered = drawn["epochs"]  # 3 steps an epoch, 2 of 14 records in none
-    by_epoch = entered.reshape(-1, 3, 3, NUM_SAMPLES).sum(axis=2)
-    assert by_epoch.max() == 1
-    assert (by_epoch.sum(axis=2) == 12).all()
-    assert (entered.sum(axis=2) == 4).all()
-    counts = entered.sum(axis=0).ravel()
-    assert is_likely(counts, NUM_RUNS, 4 / 14, counts.size)
-    again = (entered[:, 0] & entered[:, 3]).sum(axis=0)  # of one epoch and the next
-    assert is_likely(again, NUM_RUNS, (4 / 14) ** 2, NUM_SAMPLES)
-
-
 def test_participation_holds_and_accounting_counts_it(drawn):
     strategy = BandedToeplitz(99, (1.0,))
     for name, batching in EPOCHS.items():
@@ -345,7 +331,6 @@ def test_batches_are_accounted_for_as_they_are_sampled():
     assert ways.BallsInBins(3).sampling(100, 5) == Sampling(5, num_bins=3)
     sizes = {"num_samples": 100, "batch_size": 7}
     assert ways.WithoutReplacement(7).sampling(100, 5) == Sampling(5, **sizes)
-    assert ways.ShuffledEpochs(10).sampling(60, 7) == Sampling(2)  # of two epochs
     for expected in (20.0, 200.0):  # 3 of 12 steps, of 200 records
         sampling = ways.CyclicPoisson(expected, cycle_length=5).sampling(1_000, 12)
         assert sampling == Sampling(3, sampling_prob=expected / 200)
@@ -359,7 +344,6 @@ def test_sizes_beyond_the_data_are_refused(key):
         (ways.CyclicPoisson(1.0, 9), 2, "cycle_length"),
         (ways.CyclicPoisson(5.0, 2), 2, "expected_batch_size"),
         (ways.BallsInBins(9), 2, "num_bins"),
-        (ways.ShuffledEpochs(9), 2, "batch_size"),
     ):
         for method in (batching.divisor, batching.sampling):
             with pytest.raises(ValueError, match=f"{name} must be at most"):

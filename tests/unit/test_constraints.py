@@ -278,21 +278,6 @@ def test_a_grid_over_a_cube_is_tight():
     np.testing.assert_allclose(net, [[0.0] * 4])
 
 
-def test_a_halton_net_spreads_over_its_box():
-    lower, upper = SIDES
-    net = np.asarray(constraints.halton_net(Box(*SIDES), 3, num_candidates=4096))
-    assert net.shape == (4096, 3)
-    assert (net >= np.float32(lower)).all()
-    assert (net <= np.float32(upper)).all()
-    # Every cell of a 16 by 9 grid holds its share but for one or two points, where
-    # random points would be off by five.
-    unit = (net[:, :2] - lower[:2]) / (upper - lower)[:2]
-    counts, _, _ = np.histogram2d(*unit.T, bins=(16, 9), range=[(0, 1), (0, 1)])
-    assert np.abs(counts - 4096 / 144).max() <= 2.5
-    again = constraints.halton_net(Box(*SIDES), 3, num_candidates=100)
-    np.testing.assert_array_equal(again, net[:100])
-
-
 def test_a_net_too_large_is_refused_with_its_size_before_it_exists():
     tracemalloc.start()
     with pytest.raises(ValueError, match=r"radius must be larger: 1.00e\+12 cells are"):

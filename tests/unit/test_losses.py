@@ -1,6 +1,4 @@
-"""Losses as functions of weights and an example: robust, regularized, of any dtype."""
-
-from functools import partial
+"""Losses as functions of weights and an example: robust, of any dtype."""
 
 import jax
 import jax.numpy as jnp
@@ -10,28 +8,22 @@ import pytest
 from dpjax import losses
 from tests import registry
 
-PENALIZED = {"regularized": losses.squared, "regularized_logistic": losses.logistic}
 ALL = {name: loss for name, loss in registry.LOSSES.items() if name != "softmax"}
-ALL["regularized_logistic"] = losses.regularized(losses.logistic, l2=0.3)
 
 
 @pytest.mark.quick(4)
 @pytest.mark.parametrize("name", ALL)
-def test_a_loss_is_that_of_the_prediction_and_its_penalty(name):
+def test_a_loss_is_that_of_the_prediction(name):
     # Whose value and derivative are compared with formulas in test_linear_losses.py.
     rng = np.random.default_rng(0)
     weights, features = rng.normal(size=4), rng.standard_t(3, size=(200, 4))
     labels = np.where(rng.normal(size=200) > 0, 1.0, -1.0)
-    penalty = 0.3 if name in PENALIZED else 0.0
-    inner = PENALIZED.get(name, ALL[name])
     with jax.enable_x64(True):
         w, x, y = (jnp.asarray(z) for z in (weights, features, labels))
         both = jax.jit(jax.vmap(jax.value_and_grad(ALL[name]), (None, 0)))
         values, gradients = both(w, (x, y))
-        expected = inner.value(x @ w, y) + penalty / 2 * (w @ w)
-        np.testing.assert_allclose(values, expected, rtol=1e-12)
-        slopes = inner.derivative(x @ w, y)[:, None]
-        expected = slopes * x + penalty * w[None]
+        np.testing.assert_allclose(values, ALL[name].value(x @ w, y), rtol=1e-12)
+        expected = ALL[name].derivative(x @ w, y)[:, None] * x
         np.testing.assert_allclose(gradients, expected, 1e-9, 1e-12)
 
 
@@ -55,15 +47,8 @@ def test_odd_values_do_not_raise_and_half_precision_is_kept(loss_fn):
         assert jax.eval_shape(loss_fn, vector, (vector, number)).dtype == dtype
 
 
-def test_the_penalty_covers_every_leaf():
-    loss_fn = losses.regularized(lambda params, example: jnp.float32(0), l2=2.0)
-    params = {"w": jnp.ones((2, 3)), "b": jnp.full(2, 2.0)}
-    assert float(loss_fn(params, None)) == 14.0
-
-
 def test_hyperparameters_may_be_traced():
-    ridge = partial(losses.regularized, losses.logistic)
-    for make in (losses.huber, losses.biweight, ridge):
+    for make in (losses.huber, losses.biweight):
         call = lambda x, f=make: f(x)(jnp.ones(2), (jnp.ones(2), 1.0))  # noqa: E731
         values = jax.vmap(call)(jnp.array([0.5, 2.0]))
         np.testing.assert_allclose(values, [call(0.5), call(2.0)], rtol=1e-6)

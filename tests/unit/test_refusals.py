@@ -40,13 +40,13 @@ BAD = {
     "l2_clip_norm residual_moment_bound truncation fourth_moment_bound floor "
     "expected_batch_size relative_spread max_mean max_target min_mean offset spread "
     "noise_multiplier tail_index degrees_of_freedom limit width multiplier": POSITIVE,
-    "sensitivity stddev release_stddev selection_scale regularization l2 eps scale "
+    "sensitivity stddev release_stddev selection_scale regularization eps scale "
     "other_multiplier": NON_NEGATIVE,
     "num_samples num_steps num_coordinates num_releases num_selections num_groups "
     "num_bins batch_size capacity cycle_length num_shares max_records overlap "
     "num_features num_subsets chunk_size microbatch_size trim_count sample_size "
     "callback_every max_features sparsity num_classes num_params group_size "
-    "max_participations min_separation num_pieces num_candidates num_bands": COUNT,
+    "max_participations min_separation num_pieces num_bands": COUNT,
     "failure_prob confidence monitor prior share trim_fraction": PROBABILITY,
     "b1 b2 decay": [-0.1, 1.0, NAN],
     "lower upper": [NAN, INF, None, "1"],
@@ -125,7 +125,7 @@ RELEASE = {"release": partial(mechanisms.laplace, scale=1.0), "neighbor": X + 1}
 # Names, and a good value of each.
 GOOD = {
     "rho prior false_positive_rates": 0.5,
-    "smoothness l2 lower trim_fraction min_mean": 0.1,
+    "smoothness lower trim_fraction min_mean": 0.1,
     "epsilon sensitivity noise_multiplier base radius limit scale scales": 1.0,
     "sensitivity_range selection_scale release_stddev": 1.0,
     "l2_clip_norm threshold offset moment_bound derivative_bound curvature_bound": 1.0,
@@ -135,8 +135,8 @@ GOOD = {
     "num_classes shape stddev": 3,
     "data params gradient like value scores vector": X,
     "event dp_event": EVENT,
-    "constraint box": BOX,
-    **{"num_samples": 40, "num_candidates": 9, "num_steps": 4, "num_features": 5},
+    "constraint": BOX,
+    **{"num_samples": 40, "num_steps": 4, "num_features": 5},
     **{"delta": 1e-5, "sigma": 0.7, "power": 1.5, "max_mean": 5.0, "max_target": 20.0},
     **{"upper": 9.0, "index": 0, "decays": (0.5,), "coefficients": (1.0, 0.5)},
     **{"key": KEY, "relation": dpjax.REPLACE_ONE, "description": "", "privacy": STATED},
@@ -160,14 +160,14 @@ FUNCTIONS = {
     "epsilon_of epsilon_to_rho rho_to_epsilon gaussian_stddev gaussian_epsilon "
     "gaussian_event noise_multiplier noise_multiplier_to_epsilon selection_epsilon "
     "smooth_noise_multiplier tuning_epsilon tuning_budget discrete_gaussian_stddev",
-    "batching": "BallsInBins CyclicPoisson Poisson ShuffledEpochs WithoutReplacement",
-    "constraints": "Box Polytope grid_net halton_net",
+    "batching": "BallsInBins CyclicPoisson Poisson WithoutReplacement",
+    "constraints": "Box Polytope grid_net",
     "datasets": "Normal LogNormal Categorical Numeric Pareto StudentT sparse_params "
     "linear_model logistic_model",
     "estimators": "AdaptiveThreshold Grouped MedianOfMeans Scaled "
     "MedianOfMeans.for_failure_prob Truncation.for_moment Winsorization.for_moment "
     "SmoothedTruncation.for_moment",
-    "losses": "biweight huber gamma poisson regularized softmax tweedie MarginLoss "
+    "losses": "biweight huber gamma poisson softmax tweedie MarginLoss "
     "MarginLoss.smoothed_hinge",
     "mechanisms": "BandedToeplitz BandedToeplitz.square_root BandedToeplitz.optimal "
     "BufferedToeplitz.optimal",
@@ -272,15 +272,13 @@ WRONG = {
     "scales: BufferedToeplitz": [(0.2, 0.1), (1.2,)],
     "upper: Box": [-1.0, np.ones((1, 3))],
     "vertices: Polytope": [[[1.0]], np.ones(3), np.ones((0, 3)), np.array([[INF]])],
-    "num_coordinates: Box.diameter Polytope.diameter grid_net halton_net": [4],
+    "num_coordinates: Box.diameter Polytope.diameter grid_net": [4],
     "index: VertexConstraint.vertex": [6, -1, 0.5],
     "tolerance: L1Ball.contains": [-1.0],
     "params: L1Ball.project L2Ball.project Box.project": [{}, np.ones(3, complex)],
     "params: Box.project": [np.ones(4)],
     "gradient: Box.minimize_linear": [np.ones(4), {"a": X}],
     "constraint: grid_net": [POLYTOPE],
-    "box: halton_net": [constraints.L2Ball(1.0)],
-    "num_candidates: halton_net": [20_000_001],
     "quantile: dp_quantile": [(), (0.5, 0.5), (0.5, 1.0), [[0.5]], "half"],
     "estimator: privatize dp_sgd": [estimators.Mean()],
     "estimator: dp_gradient_descent dp_mean dp_frank_wolfe": [estimators.Mean()],

@@ -24,9 +24,9 @@ LAYERS = {
         "Checkpoint Curves Execution Solution PrivateTraining recommend "
         "dp_multiparty_gradient_descent dp_multiparty_objective_perturbation",
     ),
-    "constraints": (registry.CONSTRAINTS, "grid_net halton_net"),
+    "constraints": (registry.CONSTRAINTS, "grid_net"),
     "losses": (registry.LOSSES, "LinearLoss MarginLoss"),
-    "batching": (registry.BATCHINGS, "Batching"),
+    "batching": (registry.BATCHINGS, ""),
 }
 
 

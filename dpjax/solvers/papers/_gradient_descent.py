@@ -22,7 +22,8 @@ from dpjax.accounting import (
     gaussian_event,
     gaussian_stddev,
 )
-from dpjax.batching import Batching, Full
+from dpjax.batching import Full
+from dpjax.batching._batching import Batching
 from dpjax.estimators import Estimator
 from dpjax.gradients import robust_grad
 from dpjax.mechanisms import discrete_gaussian

@@ -63,7 +63,7 @@ def dp_l1_regression(
         key: a typed key.
         epsilon: privacy parameter, positive.
         candidates: shape (N, d), floating point, N >= 2, chosen without the data: any
-            array, for example from `dpjax.constraints.grid_net` or `halton_net`.
+            array, such as of `dpjax.constraints.grid_net` or `scipy.stats.qmc`.
         truncation: iota > 0, for residuals above 1 / iota; by default the best.
         moment_order: theta in (1, 2]; scoring is about five times faster at 2.
         residual_moment_bound: a public bound M on E|y - <x, w>|^theta, for all

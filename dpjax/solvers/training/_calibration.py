@@ -22,7 +22,7 @@ from dpjax.accounting import (
     selection_epsilon,
 )
 from dpjax.accounting._selection import selection_event
-from dpjax.batching import Batching
+from dpjax.batching._batching import Batching
 from dpjax.estimators import Estimator
 from dpjax.gradients._users import UserRecords
 from dpjax.mechanisms._strategy import Strategy

@@ -23,8 +23,7 @@ from dpjax import _validate
 from dpjax._sharding import AxisName, devices_of, digests, is_first_process, row_axes
 from dpjax._tree import Static, broadcast, register
 from dpjax._types import REPLACE_ONE, Key, LossFn, NeighboringRelation, PyTree, Scalar
-from dpjax.batching import Batching
-from dpjax.batching._batching import BatchState
+from dpjax.batching._batching import Batching, BatchState
 from dpjax.estimators import AdaptiveThreshold, Estimator, Scaled
 from dpjax.gradients import streamed_grad
 from dpjax.gradients._loss import warn_of_rows

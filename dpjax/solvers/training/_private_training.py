@@ -22,8 +22,8 @@ from dpjax._sharding import AxisName, row_axes
 from dpjax._tree import arrays, like, num_coordinates
 from dpjax._types import REPLACE_ONE, Key, LossFn, NeighboringRelation, PyTree, Scalar
 from dpjax.accounting import PrivacyGuarantee
-from dpjax.batching import BallsInBins, Batching, CyclicPoisson, Full, Poisson
-from dpjax.batching._batching import BatchState
+from dpjax.batching import BallsInBins, CyclicPoisson, Full, Poisson
+from dpjax.batching._batching import Batching, BatchState
 from dpjax.estimators import AdaptiveThreshold, Clipping, Estimator, Mean, Scaled
 from dpjax.gradients import robust_grad
 from dpjax.gradients._loss import trainable

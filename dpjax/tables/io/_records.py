@@ -282,7 +282,7 @@ def batches(
 ) -> Iterable[tuple[PyTree, jax.Array]]:
     """Returns the batches of a run and their padding masks, as a Grain dataset.
 
-    All processes draw the rows that `Batching.draw` draws from the same state, and each
+    All processes draw the rows that the batching draws from this state, and each
     reads the rows of its own devices. One batch is prefetched. Padding rows are zeros;
     they also fill a batch up to a multiple of the number of devices. There is one batch
     for each step that the state has left. `get_state()` of the dataset's iterator

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 from dpjax import losses, solvers
 from dpjax.batching import Disjoint, Full, Poisson, WithoutReplacement
-from dpjax.constraints import Box, L1Ball, halton_net
+from dpjax.constraints import Box, L1Ball, grid_net
 from dpjax.estimators import MedianOfMeans, TrimmedMean, Truncation, Winsorization
 from tests import registry
 from tests.nightly.sharding import test_means
@@ -43,7 +43,7 @@ def descent(estimator, num_steps=5, **options):
 
 @cache
 def net():
-    return halton_net(Box(-1.0, 1.0), D, num_candidates=256)
+    return grid_net(Box(-1.0, 1.0), D, radius=1.23)
 
 
 def l1_regression(x, y, candidates=None):

@@ -186,7 +186,6 @@ OPTIONS = {
     "trimmed": descent(estimators.TrimmedMean(0.2, -1.0, 1.0)),
     "poisson": descent(batching=batching.Poisson(5.0, capacity=20)),
     "fixed size": descent(batching=batching.WithoutReplacement(5)),
-    "epochs": descent(batching=batching.ShuffledEpochs(5)),
     "bins": descent(batching=batching.BallsInBins(4)),
     "objective": lambda data, key, i: solvers.dp_objective_perturbation(
         *data, key=key, epsilon=1.0, delta=1e-5, regularization=0.1

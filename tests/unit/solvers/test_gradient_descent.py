@@ -10,7 +10,7 @@ import optax
 import pytest
 
 from dpjax import accounting, losses
-from dpjax.batching import Disjoint, Full, Poisson, ShuffledEpochs, WithoutReplacement
+from dpjax.batching import Disjoint, Full, Poisson, WithoutReplacement
 from dpjax.estimators import Mean, SmoothedTruncation, Winsorization
 from dpjax.solvers import Execution, dp_gradient_descent, robust_gradient_descent
 
@@ -26,9 +26,7 @@ def descend(loss_fn=location, **changes):
     return dp_gradient_descent(loss_fn, **options)
 
 
-@pytest.mark.parametrize(
-    "batching", [Full(), Disjoint(), Poisson(5.0), ShuffledEpochs(10)], ids=str
-)
+@pytest.mark.parametrize("batching", [Full(), Disjoint(), Poisson(5.0)], ids=str)
 def test_the_noise_spends_the_budget(batching):
     for epsilon in (1.0,) if batching.is_sampled else (0.1, 1.0, 20.0):
         options = {"data": jnp.zeros((40, 2)), "batching": batching}

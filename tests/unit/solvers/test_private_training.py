@@ -15,7 +15,7 @@ import pytest
 
 import dpjax
 from dpjax import ADD_OR_REMOVE_ONE, PrivateTraining, accounting, recommend
-from dpjax.batching import BallsInBins, Disjoint, Full, Poisson, ShuffledEpochs
+from dpjax.batching import BallsInBins, Disjoint, Full, Poisson
 from dpjax.estimators import AdaptiveThreshold, Clipping, MedianOfMeans, Scaled
 from dpjax.gradients import by_user, streamed_grad
 from dpjax.mechanisms import BandedToeplitz, BufferedToeplitz
@@ -66,7 +66,7 @@ SCALED = Scaled(dpjax.estimators.Truncation(1.0), {"w": 2.0, "b": 0.5})
 CASES = {
     "poisson": (Clipping(1.0), Poisson(6.0), 0.2),
     "disjoint": (MedianOfMeans(Clipping(1.0), 3), Disjoint(), None),
-    "epochs": (AdaptiveThreshold(Clipping(1.0), 0.1, 9.0), ShuffledEpochs(12), None),
+    "bins": (AdaptiveThreshold(Clipping(1.0), 0.1, 9.0), BallsInBins(2), None),
     "scaled": (SCALED, Poisson(6.0), None),
 }
 
