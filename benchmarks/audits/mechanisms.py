@@ -10,7 +10,13 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
-from dp_accounting import DpEvent, LaplaceDpEvent, UnsupportedDpEvent, ZCDpEvent
+from dp_accounting import (
+    DpEvent,
+    GaussianDpEvent,
+    LaplaceDpEvent,
+    UnsupportedDpEvent,
+    ZCDpEvent,
+)
 
 from benchmarks.audits.case import Build, Case
 from dpjax import accounting, mechanisms
@@ -28,7 +34,7 @@ def _gaussian() -> Case:
     """Noise for (1, 1e-5) on values at l2 distance 1."""
     epsilon, delta = 1.0, 1e-5
     stddev = accounting.gaussian_stddev(epsilon, delta, sensitivity=1.0)
-    event = accounting.gaussian_event(stddev)
+    event = GaussianDpEvent(stddev)
     return Case(
         lambda key, value: mechanisms.gaussian(key, value, stddev=stddev),
         *(jnp.zeros(2), jnp.array([0.6, -0.8])),

@@ -11,6 +11,7 @@ import numpy as np
 from benchmarks.audits.case import Build, Case
 from dpjax import accounting, losses, models
 from dpjax._types import Key, PyTree
+from dpjax.accounting._subsampling import gaussian_event
 from dpjax.audit._releases import Statistic
 
 _EPSILON, _DELTA = 4.0, 1e-5
@@ -51,7 +52,7 @@ def _case(loss, scores, targets, turned, statistic, scale=None) -> Case:
         pairs = ((one.model.value, one.constant.value) for one in found.measures)
         return [np.array(pair) for pair in pairs]
 
-    event = accounting.gaussian_event(multiplier, _SAMPLING)
+    event = gaussian_event(multiplier, _SAMPLING)
     return Case(
         *(release, targets, targets.at[0].set(turned)),
         accounting.PrivacyGuarantee.of(_EPSILON, _DELTA, dp_event=event),

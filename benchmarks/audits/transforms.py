@@ -21,6 +21,7 @@ from dpjax._types import ADD_OR_REMOVE_ONE, REPLACE_ONE, Key, PyTree
 from dpjax.accounting import PrivacyGuarantee
 from dpjax.accounting._selection import selection_event
 from dpjax.accounting._smooth import calibrate_smooth_noise
+from dpjax.accounting._subsampling import gaussian_event
 from dpjax.batching import CyclicPoisson, Full
 from dpjax.constraints import Simplex
 from dpjax.estimators import (
@@ -50,7 +51,7 @@ def gaussian_claim(num_releases=1, relation=REPLACE_ONE):
     multiplier = accounting.gaussian_stddev(
         _EPSILON, _DELTA, sensitivity=1.0, num_releases=num_releases
     )
-    event = accounting.gaussian_event(multiplier, accounting.Sampling(num_releases))
+    event = gaussian_event(multiplier, accounting.Sampling(num_releases))
     return multiplier, PrivacyGuarantee.of(
         _EPSILON, _DELTA, dp_event=event, relation=relation
     )
@@ -263,7 +264,7 @@ def _run(strategy: Any, batching: Any, *, delta: float = 1e-5) -> Case:
         return jnp.stack(updates)
 
     data = jnp.array(_RECORDS)
-    event = accounting.gaussian_event(multiplier, sampling)
+    event = gaussian_event(multiplier, sampling)
     privacy = PrivacyGuarantee.of(**budget, dp_event=event)
     is_gaussian = sampling.sampling_prob == 1
     return Case(release, data, -data, privacy, is_gaussian=is_gaussian)

@@ -12,6 +12,7 @@ from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType
 
 from benchmarks.conformance.adapter import absent, stands_for
 from dpjax import ADD_OR_REMOVE_ONE, REPLACE_ONE, accounting
+from dpjax.accounting._subsampling import gaussian_event
 
 
 @stands_for("dp_accounting.gaussian_mechanism.get_epsilon_gaussian")
@@ -89,7 +90,7 @@ class _GaussianLoss(_Loss):
     standard_deviation = 0.0  # of a loss from a privacy guarantee
 
     def event_of(self, scale):
-        return accounting.gaussian_event(scale / self.unit, self.sampling)
+        return gaussian_event(scale / self.unit, self.sampling)
 
     @classmethod
     def from_privacy_guarantee(cls, parameters, sensitivity=1.0, **options):

@@ -3,19 +3,12 @@
 An argument out of its range raises `ValueError`.
 """
 
-from dpjax.accounting._discrete_gaussian import discrete_gaussian_stddev
 from dpjax.accounting._filter import PrivacyFilter
 from dpjax.accounting._gaussian import gaussian_epsilon, gaussian_stddev
 from dpjax.accounting._guarantee import PrivacyGuarantee, delta_of, epsilon_of
 from dpjax.accounting._sample import Sample
 from dpjax.accounting._sampling import Sampling
-from dpjax.accounting._selection import selection_epsilon
-from dpjax.accounting._smooth import smooth_noise_multiplier
-from dpjax.accounting._subsampling import (
-    gaussian_event,
-    noise_multiplier,
-    noise_multiplier_to_epsilon,
-)
+from dpjax.accounting._subsampling import noise_multiplier, noise_multiplier_to_epsilon
 from dpjax.accounting._tuning import tuning_budget, tuning_epsilon
 from dpjax.accounting._zcdp import epsilon_to_rho, rho_to_epsilon
 
@@ -25,17 +18,13 @@ __all__ = [
     "Sample",
     "Sampling",
     "delta_of",
-    "discrete_gaussian_stddev",
     "epsilon_of",
     "epsilon_to_rho",
     "gaussian_epsilon",
-    "gaussian_event",
     "gaussian_stddev",
     "noise_multiplier",
     "noise_multiplier_to_epsilon",
     "rho_to_epsilon",
-    "selection_epsilon",
-    "smooth_noise_multiplier",
     "tuning_budget",
     "tuning_epsilon",
 ]

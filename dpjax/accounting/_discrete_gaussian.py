@@ -10,7 +10,8 @@ and T adaptive releases of l2 sensitivity D in d coordinates are rho-zCDP with
 
     rho = T/2 (D / sigma + tau sqrt(d))^2:                                         (2)
 
-`docs/privacy/proofs/mechanisms.md`, 2.8.
+`docs/privacy/proofs/mechanisms.md`, 2.8; Kairouz, Liu, Steinke (2021), "The distributed
+discrete Gaussian mechanism for federated learning with secure aggregation", Theorem 1.
 
 Another bound compares the sum with a continuous Gaussian that is rounded to integers,
 and so is exactly as private as `gaussian_epsilon` says. Where no noise exceeds z sigma,
@@ -45,33 +46,13 @@ def discrete_gaussian_stddev(
 ) -> int:
     """Returns the smallest integer stddev of the shares that makes their sum private.
 
-    Args:
-        epsilon: privacy parameter, positive and finite.
-        delta: privacy parameter in (0, 1).
-        sensitivity: l2 sensitivity of each release, a vector of integers.
-        num_shares: K, the number of shares that are secret and certainly in the sum.
-        num_coordinates: d, the length of a release.
-        num_releases: T; each may depend on the earlier ones.
-
-    Returns:
-        The stddev of each share, an integer of at least 1.
-
-    Privacy:
-        All releases together are (epsilon, delta)-DP under the relation for which the
-        sensitivity holds; further shares only add noise.
-
-    Example:
-        >>> discrete_gaussian_stddev(1.0, 1e-5, sensitivity=1e6, num_shares=4,
-        ...                          num_coordinates=100)
-        1865316
-
-    Reference:
-        Kairouz, Liu, Steinke (2021), "The distributed discrete Gaussian mechanism for
-        federated learning with secure aggregation", Theorem 1: equations (1) and (2).
+    `num_shares` shares are secret and certainly in the sum; further shares only add
+    noise. A release is a vector of num_coordinates integers of this l2 sensitivity, and
+    all num_releases, each of which may depend on the earlier ones, are together
+    (epsilon, delta)-DP under the relation for which the sensitivity holds.
     """
     _validate.positive(epsilon=epsilon)
     _validate.probability(delta=delta)
-    _validate.count(num_shares=num_shares, num_coordinates=num_coordinates)
     gaussian = {"sensitivity": sensitivity, "num_releases": num_releases}
     setting = {"num_shares": num_shares, "num_coordinates": num_coordinates, **gaussian}
 
@@ -94,9 +75,8 @@ def discrete_gaussian_epsilon(
 ) -> float:
     """Returns the epsilon of integers released with a sum of discrete Gaussian shares.
 
-    `discrete_gaussian_stddev` searches by it, and explains the arguments; `stddev` >= 1
-    is that of a share. It is the smaller of two bounds: by zCDP, and by comparison with
-    rounded Gaussian noise.
+    It is the smaller of two bounds: by zCDP, and by comparison with rounded Gaussian
+    noise. `stddev` >= 1 is that of a share.
     """
     if sensitivity == 0:
         return 0.0

@@ -65,8 +65,8 @@ class PrivacyFilter:
     Example:
         Twelve releases with Gaussian noise of epsilon = 1 each fit into epsilon = 4.
 
-        >>> from dpjax.accounting import gaussian_event
-        >>> release = PrivacyGuarantee.of(1.0, 1e-6, dp_event=gaussian_event(4.2247))
+        >>> from dp_accounting import GaussianDpEvent
+        >>> release = PrivacyGuarantee.of(1.0, 1e-6, dp_event=GaussianDpEvent(4.2247))
         >>> table = PrivacyFilter(4.0, 1e-5)
         >>> for _ in range(12):
         ...     table = table.spend(release)

@@ -49,8 +49,8 @@ class PrivacyGuarantee:
         delta: privacy parameter in [0, 1).
         relation: which data sets count as neighbors.
         dp_event: the `dp_accounting` event of the release, in the convention of that
-            relation: see `gaussian_event`, and `epsilon_of` for a private choice. It
-            must be hashable: compose tuples, not lists.
+            relation, which `epsilon_of` describes. It must be hashable: compose tuples,
+            not lists.
         description: the guarantee in one sentence; `of` writes it, with epsilon,
             e^epsilon and delta rounded up.
         unit: a noun for what neighbors differ in, as for `of`.
@@ -61,9 +61,9 @@ class PrivacyGuarantee:
             no text.
 
     Example:
-        >>> from dpjax.accounting import gaussian_event
+        >>> from dp_accounting import GaussianDpEvent
         >>> guarantee = PrivacyGuarantee.of(
-        ...     1.0, 1e-5, dp_event=gaussian_event(3.7306), num_samples=32_561)
+        ...     1.0, 1e-5, dp_event=GaussianDpEvent(3.7306), num_samples=32_561)
         >>> print(guarantee)
         Replacing any one of the 32,561 records changes the probability of any event
         to at most e^1 = 2.72 times what it was, plus 1e-05.
@@ -125,8 +125,8 @@ class PrivacyGuarantee:
                 ADD_OR_REMOVE_ONE.
 
         Example:
-            >>> from dpjax.accounting import gaussian_event
-            >>> event = gaussian_event(1.0)
+            >>> from dp_accounting import GaussianDpEvent
+            >>> event = GaussianDpEvent(1.0)
             >>> PrivacyGuarantee.of(1.0, 1e-5, dp_event=event).description
             'Replacing any one record changes the probability of any event to at most
             e^1 = 2.72 times what it was, plus 1e-05.'
@@ -183,9 +183,8 @@ class PrivacyGuarantee:
         Example:
             The rates at (1, 1e-5), for Gaussian noise and from epsilon and delta alone:
 
-            >>> from dp_accounting import UnsupportedDpEvent
-            >>> from dpjax.accounting import gaussian_event
-            >>> for event in (gaussian_event(3.7306), UnsupportedDpEvent()):
+            >>> from dp_accounting import GaussianDpEvent, UnsupportedDpEvent
+            >>> for event in (GaussianDpEvent(3.7306), UnsupportedDpEvent()):
             ...     privacy = PrivacyGuarantee.of(1.0, 1e-5, dp_event=event)
             ...     print(privacy.tradeoff([0.01, 0.1, 0.5]).round(4))
             [0.0198 0.1554 0.6057]
@@ -228,8 +227,8 @@ class PrivacyGuarantee:
             A prior of 1 percent rises to at most 9 percent, if the attack says "yes"
             falsely for one person in a thousand.
 
-            >>> from dpjax.accounting import gaussian_event
-            >>> noisy = PrivacyGuarantee.of(3.0, 1e-5, dp_event=gaussian_event(1.4))
+            >>> from dp_accounting import GaussianDpEvent
+            >>> noisy = PrivacyGuarantee.of(3.0, 1e-5, dp_event=GaussianDpEvent(1.4))
             >>> print(noisy.posterior(0.01, [0.001, 0.1]).round(3))
             [0.081 0.028]
         """
@@ -265,10 +264,10 @@ class PrivacyGuarantee:
             number of records is public, pad the records of people who have fewer.
 
         Example:
-            >>> from dpjax.accounting import gaussian_event
-            >>> one = PrivacyGuarantee.of(0.25, 1e-6, dp_event=gaussian_event(16.0))
+            >>> from dp_accounting import GaussianDpEvent
+            >>> one = PrivacyGuarantee.of(0.25, 1e-6, dp_event=GaussianDpEvent(16.0))
             >>> four = one.for_groups(4)
-            >>> f"{four.epsilon:g} {four.delta:.3g} {four.dp_event.event}"
+            >>> f"{four.epsilon:g} {four.delta:.3g} {four.dp_event}"
             '1 6.05e-06 GaussianDpEvent(noise_multiplier=4.0)'
 
         Reference:
@@ -306,9 +305,11 @@ def epsilon_of(
     """Returns the epsilon of the release that an event describes.
 
     Args:
-        event: a `dp_accounting` event in the conventions of `gaussian_event`, or a
-            composition. A choice with the exponential mechanism of epsilon_0 is a
-            `ZCDpEvent(epsilon_0^2 / 8)`.
+        event: a `dp_accounting` event or composition. A `GaussianDpEvent` holds stddev
+            / l2 sensitivity under the relation; only within a `PoissonSampledDpEvent`
+            it holds stddev / the largest norm of a record's contribution, under
+            REPLACE_ONE twice as much. A choice with the exponential mechanism of
+            epsilon_0 is a `ZCDpEvent(epsilon_0^2 / 8)`.
         delta: privacy parameter in [0, 1).
         relation: the neighboring relation.
 
@@ -330,10 +331,10 @@ def epsilon_of(
     Example:
         Three selections with epsilon 0.1, and Gaussian noise of multiplier 8:
 
-        >>> from dp_accounting import ComposedDpEvent, SelfComposedDpEvent, ZCDpEvent
-        >>> from dpjax.accounting import gaussian_event
+        >>> from dp_accounting import (
+        ...     ComposedDpEvent, GaussianDpEvent, SelfComposedDpEvent, ZCDpEvent)
         >>> choices = SelfComposedDpEvent(ZCDpEvent(0.1**2 / 8), 3)
-        >>> both = ComposedDpEvent((choices, gaussian_event(8.0)))
+        >>> both = ComposedDpEvent((choices, GaussianDpEvent(8.0)))
         >>> print(f"{epsilon_of(both, 1e-5):.2f}")
         0.59
 
@@ -360,8 +361,8 @@ def delta_of(
         delta in [0, 1], rounded up.
 
     Example:
-        >>> from dpjax.accounting import gaussian_event
-        >>> print(f"{delta_of(gaussian_event(3.7306), 1.0):.4g}")
+        >>> from dp_accounting import GaussianDpEvent
+        >>> print(f"{delta_of(GaussianDpEvent(3.7306), 1.0):.4g}")
         1e-05
     """
     _validate.within(0.0, math.inf, epsilon=epsilon)

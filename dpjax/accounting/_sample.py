@@ -82,14 +82,15 @@ class Sample:
     Example:
         Two releases of one sample:
 
-        >>> from dpjax.accounting import Sampling, gaussian_event, noise_multiplier
+        >>> from dp_accounting import GaussianDpEvent, SelfComposedDpEvent
+        >>> from dpjax.accounting import Sampling, noise_multiplier
         >>> drawn = Sample(num_samples=100_000_000, sample_size=1_000_000)
         >>> epsilon, delta = drawn.budget(1.0, 1e-8)
         >>> print(f"{epsilon:.3f} {delta:.0e}")
         5.152 1e-06
         >>> noise = noise_multiplier(epsilon, delta, Sampling(num_steps=2))
-        >>> both = PrivacyGuarantee.of(
-        ...     epsilon, delta, dp_event=gaussian_event(noise, Sampling(2)))
+        >>> event = SelfComposedDpEvent(GaussianDpEvent(noise), 2)
+        >>> both = PrivacyGuarantee.of(epsilon, delta, dp_event=event)
         >>> print(drawn.privacy(both))
         Replacing any one of the 100,000,000 records changes the probability of any
         event to at most e^1 = 2.72 times what it was, plus 1e-08.

@@ -10,6 +10,11 @@ where l counts the false answers. At delta = 0 this is basic composition, T epsi
 it is never more than advanced composition. The exponential mechanism leaks less: its
 log probability ratio has a range of epsilon_0 in all, so it is (epsilon_0^2/8)-zCDP,
 which gives a smaller epsilon for large T.
+
+Sources: Kairouz, Oh, Viswanath (2015), "The composition theorem for differential
+privacy", Theorem 3.3; for bounded range Dong, Durfee, Rogers (2020), "Optimal
+differential privacy composition for exponential mechanisms"; Cesar, Rogers (2021),
+"Bounding, concentrating, and truncating", Lemma 3.2, for epsilon^2/8.
 """
 
 from collections.abc import Callable
@@ -20,7 +25,6 @@ import scipy.special
 import scipy.stats
 from dp_accounting import RandomizedResponseDpEvent, SelfComposedDpEvent
 
-from dpjax import _validate
 from dpjax._types import SelectionName
 from dpjax.accounting._events import BoundedRangeDpEvent
 from dpjax.accounting._zcdp import rho_to_epsilon
@@ -41,38 +45,11 @@ def selection_epsilon(
 ) -> float:
     """Returns the epsilon of each of T adaptive selections that share a budget.
 
-    It is the largest epsilon_0 with which T selections together cost at most epsilon.
-
-    Args:
-        epsilon: privacy of all selections together, positive and finite.
-        delta: privacy of all selections together, in [0, 1).
-        num_selections: T; each may depend on the earlier outcomes.
-        mechanism: "exponential" or "permute_and_flip".
-
-    Returns:
-        epsilon_0, the `epsilon` of each call of the mechanism, rounded down by one part
-        in 1e9 (at delta = 0 it is exactly epsilon / T).
-
-    Privacy:
-        All selections together are (epsilon, delta)-DP under the relation for which
-        each sensitivity range holds.
-
-    Example:
-        >>> round(selection_epsilon(1.0, 1e-5, num_selections=50), 4)
-        0.0699
-        >>> selection_epsilon(1.0, 0.0, num_selections=50)
-        0.02
-
-    Reference:
-        Kairouz, Oh, Viswanath (2015), "The composition theorem for differential
-        privacy", Theorem 3.3. Bounded range: Dong, Durfee, Rogers (2020), "Optimal
-        differential privacy composition for exponential mechanisms"; Cesar, Rogers
-        (2021), "Bounding, concentrating, and truncating", Lemma 3.2, for epsilon^2/8.
+    It is the largest epsilon_0, rounded down by one part in 1e9 (at delta = 0 it is
+    exactly epsilon / T), with which T = `num_selections` selections, each of which may
+    depend on earlier outcomes, are together (epsilon, delta)-DP under the relation for
+    which each sensitivity range holds.
     """
-    _validate.positive(epsilon=epsilon)
-    _validate.choice(SelectionName, mechanism=mechanism)
-    _validate.delta(delta)
-    _validate.count(num_selections=num_selections)
     basic = epsilon / num_selections
     if delta == 0 or num_selections == 1:
         return basic

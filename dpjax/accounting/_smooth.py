@@ -55,7 +55,7 @@ SmoothNoiseName = Literal["laplace_log_normal", "arsinh_normal"]
 _LEAST_SIGMA = {"laplace_log_normal": 1e-3, "arsinh_normal": 0.3}
 _LARGEST_SIGMA = 8.0  # the largest sigma of the mechanisms
 
-# Multipliers are rounded up by the first share, rho by the second, smaller share.
+# The multiplier is rounded up by the first share, rho by the second, smaller share.
 _MULTIPLIER_SLACK = 1e-9
 _RHO_SLACK = 1e-10
 
@@ -77,48 +77,6 @@ class SmoothNoise(NamedTuple):
     sigma: float  # shape of the noise
 
 
-def smooth_noise_multiplier(
-    rho: float,
-    *,
-    smoothness: float,
-    sigma: float,
-    mechanism: SmoothNoiseName = "laplace_log_normal",
-) -> float:
-    """Returns the smallest scale / smooth sensitivity within a zCDP budget.
-
-    Args:
-        rho: zCDP cost of releasing one number, positive and finite.
-        smoothness: t, positive.
-        sigma: shape of the noise, at most 8; at least 0.3 for "arsinh_normal" and 0.001
-            for "laplace_log_normal".
-        mechanism: "laplace_log_normal" or "arsinh_normal".
-
-    Returns:
-        b, rounded up by one part in 1e9. By (1) or (2) of this module it costs epsilon
-        = sqrt(2 rho); it is inf if a change of the scale by e^t alone costs more.
-
-    Privacy:
-        f plus the noise of `dpjax.mechanisms` with scale b S is rho-zCDP under the
-        relation for which S is t-smooth: `docs/privacy/proofs/mechanisms.md`, 2.6.
-
-    Example:
-        >>> round(smooth_noise_multiplier(0.5, smoothness=0.1, sigma=0.5), 2)
-        1.82
-        >>> round(smooth_noise_multiplier(
-        ...     0.5, smoothness=0.1, sigma=1.0, mechanism="arsinh_normal"), 2)
-        2.63
-
-    Reference:
-        Bun, Steinke (2019), "Average-case averages", Section 3.
-    """
-    _validate.positive(rho=rho, smoothness=smoothness)
-    _check(sigma, mechanism)
-    shift = math.sqrt(2 * rho) - float(_scale_cost(smoothness, sigma, mechanism))
-    if shift <= 0:
-        return math.inf
-    return float(_slope(sigma, mechanism)) / shift * (1 + _MULTIPLIER_SLACK)
-
-
 def smooth_noise_rho(
     multiplier: float,
     *,
@@ -128,11 +86,12 @@ def smooth_noise_rho(
 ) -> float:
     """Returns the zCDP cost of noise of a given scale / smooth sensitivity, rounded up.
 
-    It inverts `smooth_noise_multiplier`, with the same arguments, by (1) or (2) with s
-    = 1 / multiplier. It is for one number; costs add up over coordinates and steps.
+    By (1) or (2) of this module, with t = `smoothness` and s = 1 / multiplier. It is
+    for one number; costs add up over coordinates and steps. sigma is at most 8, and at
+    least 0.3 for "arsinh_normal" and 0.001 for "laplace_log_normal".
     """
     _validate.positive(multiplier=multiplier, smoothness=smoothness)
-    _check(sigma, mechanism)
+    _validate.within(_LEAST_SIGMA[mechanism], _LARGEST_SIGMA, sigma=sigma)
     shift = float(_slope(sigma, mechanism)) / multiplier
     epsilon = float(_scale_cost(smoothness, sigma, mechanism)) + shift
     return epsilon**2 / 2 * (1 + _RHO_SLACK)
@@ -171,8 +130,9 @@ def calibrate_smooth_noise(
 
     row, column = np.unravel_index(np.argmin(noise), noise.shape)
     best_t, best_sigma = float(smoothness[row, column]), float(sigma[row, 0])
-    best = smooth_noise_multiplier(rho, smoothness=best_t, sigma=best_sigma)
-    return SmoothNoise(best_t, best, best_sigma)
+    shift = epsilon - float(_scale_cost(best_t, best_sigma, "laplace_log_normal"))
+    best = float(_slope(best_sigma, "laplace_log_normal")) / shift
+    return SmoothNoise(best_t, best * (1 + _MULTIPLIER_SLACK), best_sigma)
 
 
 def _scale_cost(t, sigma, mechanism):
@@ -187,11 +147,6 @@ def _slope(sigma, mechanism):
     if mechanism == "laplace_log_normal":
         return np.exp(1.5 * sigma**2)
     return 2 / (3 * sigma) + sigma / 2
-
-
-def _check(sigma: float, mechanism: str) -> None:
-    _validate.choice(SmoothNoiseName, mechanism=mechanism)
-    _validate.within(_LEAST_SIGMA[mechanism], _LARGEST_SIGMA, sigma=sigma)
 
 
 def smooth_gaussian_multiplier(

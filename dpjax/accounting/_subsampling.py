@@ -127,41 +127,23 @@ def gaussian_event(
 ) -> DpEvent:
     """Returns the `dp_accounting` event of Gaussian releases of a noise multiplier.
 
-    Args:
-        noise_multiplier: as for `noise_multiplier_to_epsilon`.
-        sampling: the batches of the run; None: one release of all records. With a
-            strategy the event describes equally costly releases of independent noise.
+    `sampling` describes the batches of the run; None: one release of all records. With
+    a strategy the event describes equally costly releases of independent noise.
 
-    Returns:
-        The event, in the convention of the accountant that reads it correctly:
+    Under the relation of the run these accountants read the event, in the conventions
+    that `epsilon_of` describes:
 
-        * Poisson: `PLDAccountant(relation)`. The Gaussian event inside holds stddev /
-          norm bound, which is twice the multiplier under REPLACE_ONE.
-        * bins: no accountant of `dp_accounting`. The Gaussian event is as for Poisson.
-        * fixed size: `RdpAccountant(neighboring_relation=REPLACE_ONE)`, which reports
-          more than `noise_multiplier_to_epsilon`. The Gaussian event holds the
-          multiplier.
-        * full batch: `RdpAccountant` or `PLDAccountant(ADD_OR_REMOVE_ONE)`; the other
-          relation doubles the sensitivity. The Gaussian event holds the multiplier.
+    * Poisson: `PLDAccountant(relation)`.
+    * bins: no accountant of `dp_accounting`. The Gaussian event is as for Poisson.
+    * fixed size: `RdpAccountant(neighboring_relation=REPLACE_ONE)`, which reports more
+      than `noise_multiplier_to_epsilon`.
+    * full batch: `RdpAccountant` or `PLDAccountant(ADD_OR_REMOVE_ONE)`; the other
+      relation doubles the sensitivity.
 
-    Raises:
-        ValueError: If the multiplier is out of range, or `other_multiplier` or
-            `group_size` is set: an event describes the steps alone, for one record.
-
-    Privacy:
-        An event describes a release and costs nothing. An accountant with the relation
-        of the event reads it as above, reports a larger epsilon, or rejects it.
-
-    Example:
-        >>> import dp_accounting
-        >>> accountant = dp_accounting.pld.PLDAccountant()
-        >>> round(accountant.compose(gaussian_event(3.7306)).get_epsilon(1e-5), 3)
-        1.0
-        >>> gaussian_event(1.18, Sampling(num_steps=1000, sampling_prob=0.01)).event
-        PoissonSampledDpEvent(sampling_probability=0.01,
-                              event=GaussianDpEvent(noise_multiplier=2.36))
+    An accountant of another kind reports a larger epsilon, or rejects the event. An
+    event describes the steps alone, for one record: `other_multiplier` and
+    `group_size` raise `ValueError`.
     """
-    _validate.within(0.0, math.inf, noise_multiplier=noise_multiplier)
     run, scale = independent(Sampling(num_steps=1) if sampling is None else sampling)
     for name, default in {"other_multiplier": math.inf, "group_size": 1}.items():
         value, rule = getattr(run, name), f"{default} for an event of the steps alone"

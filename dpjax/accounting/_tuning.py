@@ -154,7 +154,7 @@ def tuning_epsilon(
 
     Args:
         base: the cost of one run, its score included: a pure epsilon; a `dp_accounting`
-            event in the conventions of `gaussian_event`, under REPLACE_ONE; or a
+            event as `epsilon_of` takes it, under REPLACE_ONE; or a
             `PrivacyGuarantee` under its own relation. If no accountant reads the event
             of a guarantee, its epsilon and delta are used.
         delta: privacy parameter of the selection, in [0, 1). At 0 only runs with a pure

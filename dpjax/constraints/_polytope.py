@@ -158,6 +158,7 @@ def grid_net(
             cells.
 
     Example:
+        >>> from dpjax.constraints import Box
         >>> print(grid_net(Box(0.0, 1.0), 2, radius=0.36))
         [[0.25 0.25]
          [0.25 0.75]

@@ -41,8 +41,8 @@ def by_user(
     """Returns records with one row for each user, for training that protects users.
 
     The gradient of a user is the mean of its records' gradients, zero without records.
-    Use the result as the data of a solver or of a batching, which then draw users, or as
-    the batch of `robust_grad` and `streamed_grad`. It can be sharded over devices.
+    Use the result as the data of a solver or of a batching, which then draw users, or
+    as the batch of `robust_grad` and `streamed_grad`. It can be sharded over devices.
 
     Args:
         records: pytree, leaves of shape (n, ...).

@@ -193,8 +193,8 @@ def laplace_log_normal(
 
             epsilon = t / sigma + exp(1.5 sigma^2) s,
 
-        under the relation of S; the costs of entries add up. Proof and calibration:
-        `dpjax.accounting.smooth_noise_multiplier`. For real numbers: see
+        under the relation of S; the costs of entries add up. For s solve this equation:
+        `docs/privacy/proofs/mechanisms.md`, 2.6, proves it. For real numbers: see
         `dpjax.mechanisms`.
 
     Example:
@@ -226,9 +226,9 @@ def arsinh_normal(key: Key, value: PyTree, *, scale: PyTree, sigma: Scalar) -> P
             epsilon = s (4 + 3 sigma^2) / (6 sigma)
                       + sqrt(t (t/sigma^2 + 1/sigma + 2)),
 
-        and sigma >= 0.3, under the relation of S; the costs of entries add up. Proof
-        and calibration: `dpjax.accounting.smooth_noise_multiplier`. For small t,
-        `laplace_log_normal` needs far less noise. For real numbers: see
+        and sigma >= 0.3, under the relation of S; the costs of entries add up. For s
+        solve this equation: `docs/privacy/proofs/mechanisms.md`, 2.6, proves it. For
+        small t, `laplace_log_normal` needs far less noise. For real numbers: see
         `dpjax.mechanisms`.
 
     Example:

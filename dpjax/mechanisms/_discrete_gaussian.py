@@ -39,7 +39,9 @@ def discrete_gaussian(
 
     Privacy:
         Adding this noise to integers of l2 sensitivity D is (D^2 / (2 sigma^2))-zCDP,
-        like the continuous Gaussian: see `dpjax.accounting.discrete_gaussian_stddev`.
+        like the continuous Gaussian: for an epsilon and delta, sigma is at least
+        D / sqrt(2 `accounting.epsilon_to_rho(epsilon, delta)`). Several parties' shares
+        add up to nearly this noise: `docs/privacy/proofs/mechanisms.md`, 2.8.
         The distribution is exact, in its tails and last bits, because a probability is
         compared with as many random bits as necessary. The running time depends on the
         values drawn.

@@ -74,10 +74,12 @@ def frank_wolfe(
         One update is one selection with `epsilon`: between neighbors, the changes of
         two scores differ by at most diameter("l1")·sensitivity, because
         <v - w, g - g'> <= ||v - w||_1 ||g - g'||_inf, and rounding moves each of the
-        four scores by at most `constraint.score_error`·limit. For T updates on the same
-        data, `accounting.selection_epsilon` gives the epsilon of each: less with
-        permute-and-flip than with the exponential mechanism. On disjoint batches they
-        cost one `epsilon`. All this holds under the relation of the sensitivity.
+        four scores by at most `constraint.score_error`·limit. T updates on the same
+        data share a budget rho = `accounting.epsilon_to_rho(epsilon, delta)` if each
+        has an epsilon of sqrt(8 rho / T) with the exponential mechanism, and of
+        sqrt(2 rho / T) with permute-and-flip; at delta = 0, of epsilon / T. On disjoint
+        batches they cost one `epsilon`. All this holds under the relation of the
+        sensitivity.
 
     Example:
         >>> import jax, jax.numpy as jnp, optax

@@ -12,7 +12,8 @@ from dpjax import _validate
 from dpjax._sharding import check_key_of_rows
 from dpjax._tree import arrays
 from dpjax._types import Key, LossFn, PyTree, Scalar
-from dpjax.accounting import PrivacyGuarantee, gaussian_event, gaussian_stddev
+from dpjax.accounting import PrivacyGuarantee, gaussian_stddev
+from dpjax.accounting._subsampling import gaussian_event
 from dpjax.estimators import Winsorization
 from dpjax.mechanisms import gaussian, laplace
 

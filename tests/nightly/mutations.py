@@ -174,7 +174,7 @@ TABLE = r"""
 @ tests/unit/accounting/test_subsampling.py
 = replaced records count as removed ones in sampled batches
 ~ return {{2|4}} if has_coins(run) and run.relation is REPLACE_ONE else 1
-? accounting.gaussian_event(1.0, accounting.Sampling(1,
+? accounting._subsampling.gaussian_event(1.0, accounting.Sampling(1,
 ? sampling_prob=0.5)).event.event.noise_multiplier == 2
 = another release is free
 ~ precision = num_releases(run) / multiplier**2{{ + 1 / other**2|}}

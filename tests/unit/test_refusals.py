@@ -116,7 +116,7 @@ CLIPPING, BIWEIGHT = estimators.Clipping(1.0), losses.biweight(1.0)
 TRUNCATION, TRIMMED = estimators.Truncation(1.0), estimators.TrimmedMean(0.1, -1.0, 1.0)
 BOX = constraints.Box(-np.ones(3), np.ones(3))
 BALL, POLYTOPE = constraints.L1Ball(1.0), constraints.Polytope(np.eye(3))
-EVENT = accounting.gaussian_event(1.0)
+EVENT = dp_accounting.GaussianDpEvent(1.0)
 STATED = accounting.PrivacyGuarantee.of(1.0, 1e-5, dp_event=EVENT)
 RUN = {"num_steps": 5, "sampling_prob": 0.5}
 BATCHES = {"num_steps": 5, "num_samples": 9, "batch_size": 3}
@@ -158,8 +158,7 @@ def _with_good(function, **others):
 FUNCTIONS = {
     "accounting": "PrivacyFilter PrivacyGuarantee PrivacyGuarantee.of Sample delta_of "
     "epsilon_of epsilon_to_rho rho_to_epsilon gaussian_stddev gaussian_epsilon "
-    "gaussian_event noise_multiplier noise_multiplier_to_epsilon selection_epsilon "
-    "smooth_noise_multiplier tuning_epsilon tuning_budget discrete_gaussian_stddev",
+    "noise_multiplier noise_multiplier_to_epsilon tuning_epsilon tuning_budget",
     "batching": "BallsInBins CyclicPoisson Poisson WithoutReplacement",
     "constraints": "Box Polytope grid_net",
     "datasets": "Normal LogNormal Categorical Numeric Pareto StudentT sparse_params "
@@ -236,7 +235,7 @@ WRONG = {
     "delta: dp_gradient_descent dp_localized_sco dp_mean dp_additive_model "
     "dp_linear_model dp_sparse_linear_regression dp_objective_perturbation "
     "dp_sample_and_aggregate dp_histogram dp_group_means "
-    "discrete_gaussian_stddev ThresholdEstimator.for_moment "
+    "ThresholdEstimator.for_moment "
     "SmoothedTruncation.for_moment PrivateTraining recommend": [0.0],
     "release: epsilon_lower_bound": [lambda key, x: ()],
     "statistic: epsilon_lower_bound": [lambda x: (x, x)],
@@ -322,7 +321,7 @@ ALLOWED = {
     "Batching.init": [INF],
     "rho: rho_to_epsilon": [0.0, INF],
     "stddev: gaussian_epsilon": [INF],
-    "noise_multiplier: gaussian_event noise_multiplier_to_epsilon": [0.0, INF],
+    "noise_multiplier: noise_multiplier_to_epsilon": [0.0, INF],
     "other_multiplier: Sampling": [INF],
     "limit: Numeric": [INF],
     "epsilon: dp_additive_model dp_linear_model": [INF],

@@ -7,11 +7,11 @@ import re
 
 import numpy as np
 import pytest
-from dp_accounting import NeighboringRelation, UnsupportedDpEvent
+from dp_accounting import GaussianDpEvent, NeighboringRelation, UnsupportedDpEvent
 
 import dpjax
 from dpjax import read_guarantee
-from dpjax.accounting import PrivacyGuarantee, gaussian_event
+from dpjax.accounting import PrivacyGuarantee
 from dpjax.tables._statement import Statement
 from tests.unit.models.test_model import archive, model, model_file, shaped
 
@@ -37,7 +37,7 @@ def fits(value, schema=SCHEMA):
 
 
 def guarantee(**changes):
-    given = {"epsilon": 1.0, "delta": 1e-5, "dp_event": gaussian_event(3.75)}
+    given = {"epsilon": 1.0, "delta": 1e-5, "dp_event": GaussianDpEvent(3.75)}
     return PrivacyGuarantee.of(**given | changes)
 
 

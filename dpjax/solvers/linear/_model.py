@@ -18,9 +18,9 @@ from dpjax.accounting import (
     PrivacyGuarantee,
     epsilon_to_rho,
     gaussian_epsilon,
-    gaussian_event,
     rho_to_epsilon,
 )
+from dpjax.accounting._subsampling import gaussian_event
 from dpjax.estimators import Winsorization
 from dpjax.gradients import streamed_grad
 from dpjax.losses import LinearLoss, logistic, squared

@@ -72,8 +72,9 @@ def dp_frank_wolfe(
         (epsilon, delta)-DP under replace-one for every input, and so are all iterates
         together. On disjoint batches a replaced record affects one choice, made by
         permute-and-flip with the whole epsilon. On all records T choices share the
-        budget (`accounting.selection_epsilon`). For the sensitivity of the scores see
-        `transforms.frank_wolfe`. No argument but data may depend on the records.
+        budget: `docs/privacy/proofs/composition.md`, 3.3. For the sensitivity of the
+        scores see `transforms.frank_wolfe`. No argument but data may depend on the
+        records.
 
     Example:
         >>> import jax, jax.numpy as jnp, numpy as np
@@ -173,7 +174,7 @@ def dp_lasso(
         together. w has been released, and on clipped data each entry of
         g / (1 + ||w||_1) lies within K^2. So the linf sensitivity of g / (1 + ||w||_1)
         is 2 K^2 / n, the scores range over 2 r times as much, and T choices share the
-        budget (`accounting.selection_epsilon`).
+        budget: `docs/privacy/proofs/composition.md`, 3.3.
 
     Example:
         >>> import jax, numpy as np

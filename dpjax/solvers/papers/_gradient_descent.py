@@ -15,13 +15,9 @@ from dpjax import _validate
 from dpjax._sharding import check_key_of_rows
 from dpjax._tree import Static, arrays, num_coordinates
 from dpjax._types import Key, LossFn, PyTree, RandomBytes, Scalar
-from dpjax.accounting import (
-    PrivacyGuarantee,
-    Sampling,
-    discrete_gaussian_stddev,
-    gaussian_event,
-    gaussian_stddev,
-)
+from dpjax.accounting import PrivacyGuarantee, Sampling, gaussian_stddev
+from dpjax.accounting._discrete_gaussian import discrete_gaussian_stddev
+from dpjax.accounting._subsampling import gaussian_event
 from dpjax.batching import Full
 from dpjax.batching._batching import Batching
 from dpjax.estimators import Estimator
@@ -289,9 +285,10 @@ def dp_multiparty_gradient_descent(
         with the exact discrete Gaussian shares of at least K - C - D other parties (of
         K). Replacing a record of party k moves the sum by n_k times the sensitivity of
         its mean, and the grid adds 2 sqrt(d) steps: no last bits of floats can leak
-        (`accounting.discrete_gaussian_stddev`). The masks rely on cryptography: nothing
-        is claimed against unbounded adversaries, or against parties that break the
-        protocol. Dropouts, and all arguments but data, must not depend on the records.
+        (`docs/privacy/proofs/mechanisms.md`, 2.8). The masks rely on cryptography:
+        nothing is claimed against unbounded adversaries, or against parties that break
+        the protocol. Dropouts, and all arguments but data, must not depend on the
+        records.
 
     Example:
         >>> import jax, jax.numpy as jnp

@@ -19,7 +19,8 @@ import scipy.linalg
 from dpjax import _validate
 from dpjax._tree import real_pair
 from dpjax._types import PyTree
-from dpjax.accounting import discrete_gaussian_stddev, gaussian_stddev
+from dpjax.accounting import gaussian_stddev
+from dpjax.accounting._discrete_gaussian import discrete_gaussian_stddev
 from dpjax.losses import MarginLoss
 from dpjax.mechanisms import discrete_gaussian, gaussian
 from dpjax.parties import SecureSum

@@ -40,7 +40,8 @@ from dpjax import _validate
 from dpjax._sharding import check_key_of_rows, gathered
 from dpjax._tree import arrays, real_pair
 from dpjax._types import Key, PyTree, Scalar
-from dpjax.accounting import PrivacyGuarantee, gaussian_event
+from dpjax.accounting import PrivacyGuarantee
+from dpjax.accounting._subsampling import gaussian_event
 from dpjax.losses import LinearLoss
 from dpjax.mechanisms import gaussian, laplace
 from dpjax.solvers.papers._localized_descent import Theory, check_size, phase_sizes

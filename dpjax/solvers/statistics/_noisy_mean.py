@@ -13,12 +13,8 @@ from dpjax._sharding import AxisName
 from dpjax._sums.fold import Unrounded
 from dpjax._tree import register
 from dpjax._types import Key, PyTree, Scalar
-from dpjax.accounting import (
-    PrivacyGuarantee,
-    Sampling,
-    gaussian_event,
-    noise_multiplier,
-)
+from dpjax.accounting import PrivacyGuarantee, Sampling, noise_multiplier
+from dpjax.accounting._subsampling import gaussian_event
 from dpjax.estimators import Clipping, Estimator
 from dpjax.gradients import streamed_grad
 from dpjax.mechanisms._additive import padded

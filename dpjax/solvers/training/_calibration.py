@@ -16,12 +16,11 @@ from dpjax._types import (
 )
 from dpjax.accounting import (
     PrivacyGuarantee,
-    gaussian_event,
     noise_multiplier,
     noise_multiplier_to_epsilon,
-    selection_epsilon,
 )
-from dpjax.accounting._selection import selection_event
+from dpjax.accounting._selection import selection_epsilon, selection_event
+from dpjax.accounting._subsampling import gaussian_event
 from dpjax.batching._batching import Batching
 from dpjax.estimators import Estimator
 from dpjax.gradients._users import UserRecords

@@ -19,6 +19,7 @@ from dpjax import _validate, accounting
 from dpjax._rounding import as_decimal, claim, digits, rounded_up
 from dpjax.accounting import PrivacyGuarantee, Sampling
 from dpjax.accounting._guarantee import group_budget
+from dpjax.accounting._subsampling import gaussian_event
 from dpjax.tables import _pages
 from dpjax.tables._pages import Block, Picture, Rows, Text, html_of
 from dpjax.tables._statement import Statement
@@ -241,7 +242,7 @@ def _with_event(content: Content, privacy: PrivacyGuarantee) -> PrivacyGuarantee
     if sample is not None:
         sizes = sample["num_records"], sample["max_records"]
         drawn = Sampling(1, num_samples=sizes[0], batch_size=sizes[1])
-    event = accounting.gaussian_event(known[0], drawn)
+    event = gaussian_event(known[0], drawn)
     return dataclasses.replace(privacy, dp_event=event)
 
 

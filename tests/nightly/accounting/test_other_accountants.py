@@ -16,6 +16,7 @@ from dpjax import ADD_OR_REMOVE_ONE, REPLACE_ONE, accounting, batching
 from dpjax.accounting import Sampling, noise_multiplier, noise_multiplier_to_epsilon
 from dpjax.accounting import _sampled_gaussian as losses
 from dpjax.accounting._profiles import overflow_of
+from dpjax.accounting._subsampling import gaussian_event
 from dpjax.batching import CyclicPoisson
 from dpjax.mechanisms import BandedToeplitz, BufferedToeplitz
 from tests.unit.accounting.test_subsampling import FIXED_SIZE, POISSON
@@ -90,7 +91,7 @@ def test_bins_of_replaced_records_cost_nearly_as_poisson_batches_do():
 @pytest.mark.parametrize("relation", [REPLACE_ONE, ADD_OR_REMOVE_ONE])
 def test_delta_of_a_run_in_bins_is_the_inverse_of_its_epsilon(relation):
     run = Sampling(num_steps=33, num_bins=10, relation=relation)
-    deltas, event = np.array([1e-4, 1e-6]), accounting.gaussian_event(1.0, run)
+    deltas, event = np.array([1e-4, 1e-6]), gaussian_event(1.0, run)
     epsilons = [noise_multiplier_to_epsilon(1.0, d, run) for d in deltas]
     assert 0 < overflow_of(epsilons[1], 1e-6, event) < 1e-9
     spent = [accounting.delta_of(event, e, relation=relation) for e in epsilons]
@@ -127,15 +128,15 @@ def test_noise_multipliers_and_epsilons_of_the_pages():
 def test_named_accountants_report_no_less_and_others_refuse():
     run = replace(POISSON, relation=ADD_OR_REMOVE_ONE)
     for multiplier in (0.6, 1.18, 20.0):
-        accountant = RdpAccountant().compose(accounting.gaussian_event(multiplier, run))
+        accountant = RdpAccountant().compose(gaussian_event(multiplier, run))
         ours = noise_multiplier_to_epsilon(multiplier, 1e-5, run)
         assert ours <= accountant.get_epsilon(1e-5)
     multiplier = noise_multiplier(1.0, 1e-5, POISSON)
-    poisson = accounting.gaussian_event(multiplier, POISSON)
+    poisson = gaussian_event(multiplier, POISSON)
     accountant = PLDAccountant(REPLACE_ONE).compose(poisson)
     assert 0.995 < accountant.get_epsilon(1e-5) <= 1.0
     # Of batches of fixed size it knows less.
-    fixed_size = accounting.gaussian_event(multiplier, FIXED_SIZE)
+    fixed_size = gaussian_event(multiplier, FIXED_SIZE)
     accountant = RdpAccountant(neighboring_relation=REPLACE_ONE).compose(fixed_size)
     claimed = noise_multiplier_to_epsilon(multiplier, 1e-5, FIXED_SIZE)
     assert claimed < 0.6 * accountant.get_epsilon(1e-5)
@@ -146,7 +147,7 @@ def test_named_accountants_report_no_less_and_others_refuse():
     ):
         with pytest.raises(dpa.UnsupportedEventError):
             accountant.compose(event)
-    full = accounting.gaussian_event(3.7306)
+    full = gaussian_event(3.7306)
     assert PLDAccountant(REPLACE_ONE).compose(full).get_epsilon(1e-5) > 2.0
 
 
@@ -186,7 +187,7 @@ def test_fft_error_of_the_accountant_is_set_aside(num_steps):
 
 def test_a_tuning_pays_for_batches_that_overflow():
     run = Sampling(num_steps=20, sampling_prob=0.05)
-    event = accounting.gaussian_event(1.5, run)
+    event = gaussian_event(1.5, run)
 
     def price_of(event):
         return accounting.tuning_epsilon(event, DELTA, mean_trials=1)

@@ -4,6 +4,7 @@ import inspect
 import re
 import types
 
+import dp_accounting
 import jax
 import numpy as np
 import pytest
@@ -135,7 +136,7 @@ def test_an_attack_on_the_sum_of_a_sample(share, key):
     # One record of four is drawn. Of less noise than is said the attack finds it.
     inner, delta = 3.0, 0.04
     stddev = accounting.gaussian_stddev(inner, delta, sensitivity=1.0)
-    event = accounting.gaussian_event(stddev)
+    event = dp_accounting.GaussianDpEvent(stddev)
     privacy = accounting.PrivacyGuarantee.of(inner, delta, dp_event=event)
     privacy = accounting.Sample(4, 1).privacy(privacy)
 

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 from dp_accounting.pld import privacy_loss_distribution
 
-from dpjax.accounting import discrete_gaussian_stddev
-from dpjax.accounting._discrete_gaussian import discrete_gaussian_epsilon
+from dpjax.accounting._discrete_gaussian import (
+    discrete_gaussian_epsilon,
+    discrete_gaussian_stddev,
+)
 
 
 def sum_law(stddev, num_shares, reach):

@@ -10,10 +10,11 @@ import pytest
 import scipy.stats
 
 from dpjax import ADD_OR_REMOVE_ONE, accounting
-from dpjax.accounting import PrivacyFilter, PrivacyGuarantee, Sampling, gaussian_event
+from dpjax.accounting import PrivacyFilter, PrivacyGuarantee, Sampling
 from dpjax.accounting._filter import Spending
 from dpjax.accounting._sampled_gaussian import poisson_capacity
 from dpjax.accounting._selection import selection_event
+from dpjax.accounting._subsampling import gaussian_event
 
 
 def guarantee(epsilon=1.0, delta=0.0, event=None, **options):

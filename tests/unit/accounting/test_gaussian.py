@@ -11,8 +11,11 @@ from dp_accounting.rdp import RdpAccountant
 
 from dpjax import ADD_OR_REMOVE_ONE, accounting
 from dpjax.accounting import gaussian_epsilon, gaussian_stddev, rho_to_epsilon
-from dpjax.accounting._discrete_gaussian import discrete_gaussian_epsilon
-from dpjax.accounting._selection import total_selection_epsilon
+from dpjax.accounting._discrete_gaussian import (
+    discrete_gaussian_epsilon,
+    discrete_gaussian_stddev,
+)
+from dpjax.accounting._selection import selection_epsilon, total_selection_epsilon
 from dpjax.batching import BallsInBins, CyclicPoisson, Disjoint, Full
 from dpjax.mechanisms import BandedToeplitz, BufferedToeplitz
 
@@ -109,7 +112,7 @@ def correlated(strategy, batching):
 POISSON = {"num_steps": 50, "sampling_prob": 0.05}
 GAUSSIAN = gaussian_stddev, gaussian_epsilon
 ZCDP = accounting.epsilon_to_rho, rho_to_epsilon
-SELECTION = accounting.selection_epsilon, total_selection_epsilon
+SELECTION = selection_epsilon, total_selection_epsilon
 BANDED = BandedToeplitz.square_root(40, 4)
 WITH_LIMITS = {
     "gaussian": Pair(*GAUSSIAN, {"sensitivity": 0.3, "num_releases": 7}),
@@ -132,7 +135,7 @@ PAIRS = WITH_LIMITS | {
         for count in (3, 40, 5000)
     },
     "discrete": Pair(
-        *(accounting.discrete_gaussian_stddev, discrete_gaussian_epsilon),
+        *(discrete_gaussian_stddev, discrete_gaussian_epsilon),
         {"sensitivity": 1e5, "num_coordinates": 9, "num_shares": 3},
         *([0.1, 1.0, 8.0], [1e-6, 1e-3]),
         slack=1e-3,  # a whole number

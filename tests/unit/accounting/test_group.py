@@ -10,10 +10,11 @@ from dp_accounting import ComposedDpEvent, UnsupportedDpEvent, ZCDpEvent
 from dp_accounting.rdp import RdpAccountant
 
 from dpjax import ADD_OR_REMOVE_ONE, REPLACE_ONE, accounting
-from dpjax.accounting import PrivacyGuarantee, Sampling, gaussian_event, gaussian_stddev
+from dpjax.accounting import PrivacyGuarantee, Sampling, gaussian_stddev
 from dpjax.accounting._guarantee import group_budget
 from dpjax.accounting._likelihood_ratios import losses_of, step_law
 from dpjax.accounting._selection import selection_event
+from dpjax.accounting._subsampling import gaussian_event
 from dpjax.mechanisms import BandedToeplitz
 
 

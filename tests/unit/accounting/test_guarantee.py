@@ -19,8 +19,9 @@ from dp_accounting.rdp import RdpAccountant
 from hypothesis import strategies as st
 
 from dpjax import ADD_OR_REMOVE_ONE, REPLACE_ONE, accounting
-from dpjax.accounting import PrivacyGuarantee, Sampling, epsilon_of, gaussian_event
+from dpjax.accounting import PrivacyGuarantee, Sampling, epsilon_of
 from dpjax.accounting._selection import selection_event
+from dpjax.accounting._subsampling import gaussian_event
 
 EVENT = gaussian_event(3.7306)
 BLANKED = NeighboringRelation.REPLACE_SPECIAL

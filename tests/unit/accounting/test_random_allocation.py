@@ -11,9 +11,10 @@ from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
 from dpjax import ADD_OR_REMOVE_ONE, REPLACE_ONE
-from dpjax.accounting import Sampling, gaussian_event, noise_multiplier_to_epsilon
+from dpjax.accounting import Sampling, noise_multiplier_to_epsilon
 from dpjax.accounting._gaussian import gaussian_delta
 from dpjax.accounting._likelihood_ratios import allocation_epsilon, run_losses
+from dpjax.accounting._subsampling import gaussian_event
 
 EPSILONS = np.array([0.0, 0.1, 0.5, 1.0, 2.0])
 

@@ -7,6 +7,7 @@ from fractions import Fraction
 import dp_accounting as dpa
 import mpmath
 import pytest
+from dp_accounting import GaussianDpEvent, SelfComposedDpEvent
 
 from dpjax import ADD_OR_REMOVE_ONE, REPLACE_ONE, accounting
 
@@ -15,7 +16,7 @@ SIZES = [(10, 3), (7, 7), (10**8, 10**6), (10**15, 1)]
 
 def outer(epsilon, delta, num, size, relation=REPLACE_ONE):
     inner = accounting.PrivacyGuarantee.of(
-        epsilon, delta, dp_event=accounting.gaussian_event(1.0), relation=relation
+        epsilon, delta, dp_event=GaussianDpEvent(1.0), relation=relation
     )
     return accounting.Sample(num, size).privacy(inner)
 
@@ -34,7 +35,7 @@ def test_budget_and_price_of_a_sample_are_inverse_on_the_safe_side(num, size, ep
         back = mpmath.log1p(mpmath.expm1(mpmath.mpf(budget[0])) / scale)
         assert back <= stated.epsilon <= epsilon
     assert delta * (1 - 1e-11) <= stated.delta <= delta
-    assert (stated.dp_event == accounting.gaussian_event(1.0)) == (num == size)
+    assert (stated.dp_event == GaussianDpEvent(1.0)) == (num == size)
     assert f"any one of the {num:,} records" in stated.description
 
 
@@ -49,7 +50,7 @@ def test_no_smaller_epsilon_would_do():
 
 def release(multiplier=4.0, delta=1e-6):
     epsilon = accounting.gaussian_epsilon(multiplier, delta, sensitivity=1.0)
-    event = accounting.gaussian_event(multiplier)
+    event = GaussianDpEvent(multiplier)
     return accounting.PrivacyGuarantee.of(epsilon, delta, dp_event=event)
 
 
@@ -92,7 +93,7 @@ def test_releases_of_a_sample_are_composed_before_they_are_amplified():
     together, apart = drawn.privacy(*[each] * number), drawn.privacy(each)
 
     def truth(epsilon):
-        event = accounting.gaussian_event(4.0, accounting.Sampling(num_steps=number))
+        event = SelfComposedDpEvent(GaussianDpEvent(4.0), number)
         return q * accounting.delta_of(event, math.log1p(math.expm1(epsilon) / q))
 
     assert 0.99 * together.delta < truth(together.epsilon) <= together.delta

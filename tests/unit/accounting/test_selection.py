@@ -8,8 +8,11 @@ import pytest
 from dp_accounting.rdp import RdpAccountant
 
 from dpjax import REPLACE_ONE
-from dpjax.accounting import selection_epsilon
-from dpjax.accounting._selection import selection_event, total_selection_epsilon
+from dpjax.accounting._selection import (
+    selection_epsilon,
+    selection_event,
+    total_selection_epsilon,
+)
 from tests.unit.mechanisms.test_selection import renyi
 
 MECHANISMS = ("exponential", "permute_and_flip")

@@ -19,6 +19,7 @@ from dpjax.accounting._sampled_gaussian import (
     poisson_capacity,
     poisson_log_moment,
 )
+from dpjax.accounting._subsampling import gaussian_event
 from dpjax.batching import CyclicPoisson, Disjoint, Full
 from dpjax.mechanisms import BandedToeplitz, BufferedToeplitz
 from tests.unit.refusals import refused
@@ -164,7 +165,7 @@ def test_other_releases_share_the_budget(scheme):
     # An accountant by itself, with both events.
     relation = scheme.relation
     accountant, unit = PLDAccountant(relation), 2 if relation is REPLACE_ONE else 1
-    accountant.compose(accounting.gaussian_event(multiplier, scheme))
+    accountant.compose(gaussian_event(multiplier, scheme))
     accountant.compose(dpa.GaussianDpEvent(unit * other))
     assert accountant.get_epsilon(0.999e-5) == pytest.approx(price, rel=0.01)
     assert price > accounting.gaussian_epsilon(other, 1e-5, sensitivity=1.0)
@@ -228,7 +229,7 @@ test_options_of_sampling_that_do_not_fit_are_named = refused(
 @pytest.mark.parametrize("field", [{"other_multiplier": 3.0}, {"group_size": 2}])
 def test_an_event_is_of_these_steps_and_of_one_record(field):
     with pytest.raises(ValueError, match=f"^{next(iter(field))} must be"):
-        accounting.gaussian_event(1.0, Sampling(9, **field))
+        gaussian_event(1.0, Sampling(9, **field))
 
 
 BANDS = BandedToeplitz.square_root(40, 4)

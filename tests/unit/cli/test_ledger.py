@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from dp_accounting import GaussianDpEvent
 
-from dpjax import accounting
 from dpjax.accounting import PrivacyFilter, PrivacyGuarantee, gaussian_epsilon
 from dpjax.datasets import Categorical
 from dpjax.tables.cli import _ledger
@@ -42,7 +42,7 @@ def entries():
 
 
 def gaussian(multiplier=5.0):
-    event = accounting.gaussian_event(multiplier)
+    event = GaussianDpEvent(multiplier)
     return PrivacyGuarantee.of(1.0, 1e-6, dp_event=event)
 
 

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from dp_accounting import GaussianDpEvent
 
 from dpjax import accounting, losses
 from dpjax.solvers import dp_additive_model, dp_linear_model
@@ -154,7 +155,7 @@ def test_price_is_that_of_one_gaussian_or_with_a_choice_zcdp():
     exact = accounting.gaussian_epsilon(multiplier, 1e-5, sensitivity=1.0)
     np.testing.assert_allclose(exact, 1.0, rtol=1e-6)
     assert solution.privacy.epsilon == 1.0
-    assert solution.privacy.dp_event == accounting.gaussian_event(multiplier)
+    assert solution.privacy.dp_event.event == GaussianDpEvent(multiplier)
     # The same from the multiplier, as where another release has a part of the budget.
     same = solve(epsilon=None, noise_multiplier=multiplier)
     np.testing.assert_array_equal(same.params, solution.params)
