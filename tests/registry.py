@@ -151,7 +151,9 @@ LOSSES = {
     "poisson": losses.poisson(4.0),
     "gamma": losses.gamma(min_mean=0.1, max_target=20.0),
     "tweedie": losses.tweedie(1.5, min_mean=0.1, max_mean=5.0, max_target=20.0),
-    "log_link": losses.log_link(1.25),
+    "tweedie, wide": losses.tweedie(
+        1.25, min_mean=1e-3, max_mean=30.0, max_target=1_000.0
+    ),
     "softmax": losses.softmax(3),
 }
 

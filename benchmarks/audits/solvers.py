@@ -103,7 +103,7 @@ def _among_two(one: Callable[..., Solution], key: Key, data: PyTree) -> Solution
     """Runs two parties, with the random bytes that key and party decide."""
     words = np.asarray(jax.random.key_data(key))
 
-    def party_fn(transport: parties.Transport) -> Solution:
+    def party_fn(transport: Any) -> Solution:
         seed = np.append(words, np.uint32(transport.party))
         options = {"test_only_random_bytes": np.random.default_rng(seed).bytes}
         sums = parties.SecureSum(transport, max_colluding=0, **options)

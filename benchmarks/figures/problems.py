@@ -186,12 +186,20 @@ def measure(metric, problem, params, best, sample) -> jax.Array:
     return jnp.mean(values)
 
 
+def _sparse_params(sparsity: int, key: Key, num_features: int) -> jax.Array:
+    """Normal weights of few features, chosen at random, of l2 norm 1 (004, 6.1)."""
+    value_key, place_key = jax.random.split(key)
+    values = jax.random.normal(value_key, (sparsity,))
+    places = jax.random.permutation(place_key, num_features)[:sparsity]
+    return jnp.zeros(num_features).at[places].set(values / jnp.linalg.norm(values))
+
+
 def _synthetic(model: Callable[..., Any], **laws: Any) -> Any:
     @partial(jax.jit, static_argnums=(1, 2, 3))
     def sample(key: Key, num_samples: int, num_features: int, sparsity: int) -> Sample:
         options = {**laws, "num_samples": num_samples, "num_features": num_features}
         if options.pop("is_sparse", False):
-            options["params_fn"] = datasets.sparse_params(sparsity)
+            options["params_fn"] = partial(_sparse_params, sparsity)
         problem = model(key, **options)
         return Sample(problem.data, problem.data, problem.true_params)
 

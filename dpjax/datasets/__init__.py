@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 from dpjax._lazy import lazily
 
 if TYPE_CHECKING:
-    from dpjax.datasets._dataset import Dataset, load
-    from dpjax.datasets._heavy_tailed import linear_model, logistic_model, sparse_params
+    from dpjax.datasets._dataset import Dataset as Dataset  # for annotations
+    from dpjax.datasets._dataset import load
+    from dpjax.datasets._heavy_tailed import linear_model, logistic_model
     from dpjax.datasets._laws import LogNormal, Normal, Pareto, StudentT
     from dpjax.tables.columns._kinds import Categorical, Numeric
 
@@ -19,14 +20,13 @@ __getattr__, __dir__ = lazily(
     {
         "dpjax.datasets._dataset": "Dataset load",
         "dpjax.tables.columns._kinds": "Categorical Numeric",
-        "dpjax.datasets._heavy_tailed": "linear_model logistic_model sparse_params",
+        "dpjax.datasets._heavy_tailed": "linear_model logistic_model",
         "dpjax.datasets._laws": "LogNormal Normal Pareto StudentT",
     },
 )
 
 __all__ = [
     "Categorical",
-    "Dataset",
     "LogNormal",
     "Normal",
     "Numeric",
@@ -35,5 +35,4 @@ __all__ = [
     "linear_model",
     "load",
     "logistic_model",
-    "sparse_params",
 ]

@@ -46,43 +46,6 @@ def l1_ball_params(key: Key, num_features: int) -> jax.Array:
     return signs * sizes[:-1] / jnp.sum(sizes)
 
 
-def sparse_params(sparsity: int) -> Callable[[Key, int], jax.Array]:
-    """Returns a sampler of w* with few nonzero entries, on the unit l2 sphere.
-
-    The entries are normal, and all but `sparsity` of them, chosen at random, are set to
-    zero. Paper 004 projects entries of scale 100 onto the unit l2 ball, so they also
-    end up on the sphere.
-
-    Args:
-        sparsity: s*, the number of nonzero entries.
-
-    Returns:
-        A function (key, num_features) -> w*, shape (num_features,).
-
-    Example:
-        >>> import jax
-        >>> params = sparse_params(3)(jax.random.key(0), 50)
-        >>> int((params != 0).sum()), round(float((params**2).sum()), 3)
-        (3, 1.0)
-
-    Reference:
-        004, section 6.1.
-    """
-    _validate.count(sparsity=sparsity)
-
-    def draw(key: Key, num_features: int) -> jax.Array:
-        _validate.typed_key(key)
-        _validate.count(num_features=num_features)
-        _validate.within(1, num_features, sparsity=sparsity)
-        value_key, place_key = jax.random.split(key)
-        values = jax.random.normal(value_key, (sparsity,))
-        places = jax.random.permutation(place_key, num_features)[:sparsity]
-        unit = values / jnp.linalg.norm(values)
-        return jnp.zeros(num_features, unit.dtype).at[places].set(unit)
-
-    return draw
-
-
 def linear_model(
     key: Key,
     *,
@@ -105,7 +68,7 @@ def linear_model(
         num_features: d.
         feature_law: law of every entry of x.
         noise_law: law of e; None for no noise.
-        params_fn: (key, d) -> w*, shape (d,).
+        params_fn: (key, d) -> w*, shape (d,), such as one with few weights not zero.
 
     Returns:
         The problem, with features (n, d), targets (n,) and true parameters (d,).
@@ -114,8 +77,7 @@ def linear_model(
         >>> import jax
         >>> problem = linear_model(  # 004, figure 7
         ...     jax.random.key(0), num_samples=100, num_features=40,
-        ...     feature_law=Normal(scale=5**0.5),
-        ...     noise_law=LogNormal(scale=0.5**0.5), params_fn=sparse_params(20))
+        ...     feature_law=Normal(scale=5**0.5), noise_law=LogNormal(scale=0.5**0.5))
         >>> problem.features.shape, problem.targets.shape
         ((100, 40), (100,))
 

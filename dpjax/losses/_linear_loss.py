@@ -34,18 +34,6 @@ class LinearLoss(abc.ABC):
         target_range: the smallest and the largest target, or infinities.
         has_log_link: true if the mean is the exponential of the prediction, so that the
             logarithm of an exposure is an offset.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> from dpjax.losses import huber
-        >>> loss = huber(1.5)
-        >>> loss.derivative(jnp.array([0.0, 1.0, 9.0]), jnp.zeros(3)).tolist()
-        [0.0, 1.0, 1.5]
-        >>> loss.derivative_bound, loss.curvature_bound, loss.is_convex
-        (1.5, 1.0, True)
-
-    Reference:
-        P. McCullagh, J. A. Nelder, Generalized linear models (1989), chapter 2.
     """
 
     derivative_bound: float

@@ -46,8 +46,11 @@ class SecureSum:
     nothing, or a vector of another size, is dropped; the others repeat the attempt.
 
     Args:
-        transport: from `run_parties`, or your own. None: each process of
-            `jax.distributed` is a party; on CPU its messages are not encrypted.
+        transport: from `run_parties`, or your own, with the numbers `party` and
+            `num_parties`, and `exchange(message, num_bytes)`, which sends bytes to all
+            and returns a list of each party's bytes, None for one that sent nothing or
+            another number of bytes. None: each process of `jax.distributed` is a party;
+            on CPU its messages are not encrypted.
         max_colluding: C, the most parties that may collude; zero protects from
             outsiders only.
         max_dropouts: D, the most that may drop out; one more ends the job.

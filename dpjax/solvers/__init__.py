@@ -29,14 +29,13 @@ from dpjax.solvers.statistics._mean import dp_mean
 from dpjax.solvers.statistics._quantile import dp_histogram, dp_quantile
 from dpjax.solvers.statistics._scales import dp_center_and_scale
 from dpjax.solvers.training._checkpoint import Checkpoint
-from dpjax.solvers.training._curves import Curves
+from dpjax.solvers.training._curves import Curves as Curves  # for annotations
 from dpjax.solvers.training._loop import Execution
-from dpjax.solvers.training._private_training import PrivateTraining, recommend
+from dpjax.solvers.training._private_training import PrivateTraining
 from dpjax.solvers.training._solution import Solution
 
 __all__ = [
     "Checkpoint",
-    "Curves",
     "Execution",
     "PrivateTraining",
     "Solution",
@@ -59,6 +58,5 @@ __all__ = [
     "dp_quantile",
     "dp_sample_and_aggregate",
     "dp_sparse_linear_regression",
-    "recommend",
     "robust_gradient_descent",
 ]

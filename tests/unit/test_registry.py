@@ -21,11 +21,11 @@ LAYERS = {
     # Several parties call the last two together: tests/unit/solvers/test_multiparty.py.
     "solvers": (
         registry.SOLVERS,
-        "Checkpoint Curves Execution Solution PrivateTraining recommend "
+        "Checkpoint Execution Solution PrivateTraining "
         "dp_multiparty_gradient_descent dp_multiparty_objective_perturbation",
     ),
     "constraints": (registry.CONSTRAINTS, "grid_net"),
-    "losses": (registry.LOSSES, "LinearLoss MarginLoss"),
+    "losses": (registry.LOSSES, "MarginLoss"),
     "batching": (registry.BATCHINGS, ""),
 }
 

@@ -110,11 +110,13 @@ def dp_additive_model(
 
     Returns:
         A `Solution`, which has `predict` and `shapes`, the curve of each column. Its
-        params are `Curves`, with heights of zero if no column bends. Its stats are
+        params have slopes, and heights at knots, all zero if no column bends;
+        `params.curve(column, grid)` is one curve, and `params.monotone(directions)` has
+        only curves that rise or fall, and costs no privacy. Its stats are
         those of the last `dp_linear_model`, fitted to lines and hat functions; shares
         count both choices, and gain is the released gain of curves, in squares of a
-        clip norm. With `intervals` there are also standard errors, as `Curves` of the
-        errors of slopes and heights, and the correlations of all errors, slopes first.
+        clip norm. With `intervals` there are also standard errors of slopes and
+        heights, and the correlations of all errors, slopes first.
         Heights at zero, and slopes of columns with knots, are no estimates: they are
         zero, with no error.
 

@@ -75,10 +75,10 @@ def dp_linear_model(
     standard errors: `docs/guides/intervals.md` says when they are valid, or infinite.
 
     Args:
-        loss: "squared", "logistic", "huber", or a convex `losses.LinearLoss` of bounded
-            curvature, such as `losses.poisson(10.0)` or `losses.softmax(3)`. "huber"
-            becomes linear at 1.345 scales of the residuals, `losses.huber(t)` at t or
-            10,000 scales of the targets, whichever is less.
+        loss: "squared", "logistic", "huber", or a convex loss of bounded curvature in
+            the prediction, such as `losses.poisson(10.0)` or `losses.softmax(3)`.
+            "huber" becomes linear at 1.345 scales of the residuals, `losses.huber(t)`
+            at t or 10,000 scales of the targets, whichever is less.
         data: (features, targets), shapes (n, d) and (n,); n is public. Features should
             be of comparable size, such as standardized ones; NaN counts as zero.
             Targets outside the loss's range are mapped by `loss.targets_of`. For two

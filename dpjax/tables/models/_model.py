@@ -65,22 +65,6 @@ class Model:
     Raises:
         ValueError: If params do not fit the features, or the link does not fit target
             and exposure.
-
-    Example:
-        >>> import math, numpy as np
-        >>> from dp_accounting import NonPrivateDpEvent
-        >>> from dpjax.accounting import PrivacyGuarantee
-        >>> from dpjax.datasets import Categorical, Numeric
-        >>> model = Model(
-        ...     params=np.array([2.0, 1.0, 0.5]),
-        ...     columns={"rooms": Numeric(4, 2), "town": Categorical(("Ghent",))},
-        ...     target_name="price", target=Numeric(300, 100), link="identity",
-        ...     privacy=PrivacyGuarantee.of(
-        ...         math.inf, 0.0, dp_event=NonPrivateDpEvent()))
-        >>> model.predict({"rooms": ["6", "?"], "town": ["Ghent", "Lier"]}).tolist()
-        [650.0, 350.0]
-        >>> model.coefficients()
-        {'rooms': 100.0, 'town=Ghent': 100.0, 'intercept': -50.0}
     """
 
     params: "np.ndarray | Curves"
@@ -410,7 +394,10 @@ def load_model(path: str | os.PathLike[str]) -> Model:
         path: the path of `model.npz`, or of its folder.
 
     Returns:
-        The model, whose `predict` takes a table.
+        The model, in the units of its table. `predict(table)` predicts the records of a
+        data frame or a file; `coefficients()`, `shapes()` for the curves of an additive
+        model, and with intervals `summary(level=0.95)` explain it; `export(format)`
+        returns the content of a file for "sql" or "onnx"; `privacy` is its guarantee.
 
     Raises:
         OSError: If there is no such file, or it cannot be read.

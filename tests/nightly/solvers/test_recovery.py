@@ -29,7 +29,14 @@ def sparse_problem(num_samples=50_000, num_features=1000, seed=0, sparsity=20):
     """Sparse regression, as in figure 7 of paper 004."""
     laws = {"feature_law": datasets.Normal(scale=5**0.5)}
     laws |= {"noise_law": datasets.LogNormal(scale=0.5**0.5)}
-    params = {"params_fn": datasets.sparse_params(sparsity)}
+
+    def params_fn(key, num_features):
+        value_key, place_key = jax.random.split(key)
+        values = jax.random.normal(value_key, (sparsity,))
+        places = jax.random.permutation(place_key, num_features)[:sparsity]
+        return jnp.zeros(num_features).at[places].set(values / jnp.linalg.norm(values))
+
+    params = {"params_fn": params_fn}
     return regression(num_samples, num_features, seed, **laws, **params)
 
 

@@ -317,17 +317,3 @@ def test_l1_ball_params_are_uniform(key):
     assert stats.kstest(norms, stats.beta(4, 1).cdf).pvalue > FALSE_ALARM
     assert stats.kstest(norms, stats.beta(5, 1).cdf).pvalue < 1e-9
     assert abs(np.sign(draws).mean()) < 4 / math.sqrt(20_000)
-
-
-def test_sparse_params_are_sparse_unit_vectors(key):
-    draw = jax.jit(jax.vmap(lambda key: datasets.sparse_params(5)(key, 30)))
-    draws = draw(jax.random.split(key, 500))
-    assert np.all((np.asarray(draws) != 0).sum(axis=1) == 5)
-    np.testing.assert_allclose(np.linalg.norm(draws, axis=1), 1.0, rtol=1e-5)
-    assert np.all((np.asarray(draws) != 0).any(axis=0))
-
-
-@models
-def test_a_sparsity_beyond_the_features_is_refused(model, key):
-    with pytest.raises(ValueError, match="sparsity must be"):
-        model(key, num_samples=3, num_features=5, params_fn=datasets.sparse_params(6))

@@ -19,10 +19,9 @@ from dp_accounting import NonPrivateDpEvent
 from dpjax import load_model, losses, read_guarantee
 from dpjax.accounting import PrivacyGuarantee
 from dpjax.datasets import Categorical, Numeric
-from dpjax.models import Model
-from dpjax.solvers import Curves
+from dpjax.solvers.training._curves import Curves
 from dpjax.tables.columns._kinds import BoundedColumn, encode
-from dpjax.tables.models._model import model_file
+from dpjax.tables.models._model import Model, model_file
 from tests.unit.refusals import refused
 
 ROOMS, TOWN = Numeric(4, 2), Categorical(("Ghent", "Lier"))

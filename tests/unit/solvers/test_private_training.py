@@ -14,7 +14,7 @@ import optax
 import pytest
 
 import dpjax
-from dpjax import ADD_OR_REMOVE_ONE, PrivateTraining, accounting, recommend
+from dpjax import ADD_OR_REMOVE_ONE, PrivateTraining, accounting
 from dpjax.batching import BallsInBins, Disjoint, Full, Poisson
 from dpjax.estimators import AdaptiveThreshold, Clipping, MedianOfMeans, Scaled
 from dpjax.gradients import by_user, streamed_grad
@@ -287,27 +287,26 @@ def test_noise_that_follows_the_data_has_no_public_norm():
     assert sorted(finished(run)[1]) == names.split()
 
 
-def test_what_is_recommended_is_the_default():
-    advice = recommend(N, D, **BUDGET)
+def test_settings_that_are_left_out_follow_from_the_budget_and_the_sizes():
     default = PrivateTraining(loss_fn, num_samples=N, **BUDGET)
-    assert default.num_steps == advice.num_steps == 400
-    assert default.batching == Poisson(6) == Poisson(advice.batch_size)
-    options = {"quantile": advice.quantile, "learning_rate": 0.3}
+    assert default.num_steps == 400
+    assert default.batching == Poisson(6)
+    relative = default.relative_noise(D)
+    noise = relative / math.sqrt(400)
+    peak, quantile = 20 / 400 / (0.005 + noise), 1 / math.hypot(1, 80 * noise)
+    options = {"quantile": quantile, "learning_rate": 0.3}
     clipping = AdaptiveThreshold(Clipping(0.03), 1e-4, 1e4, **options)
     given = training(estimator=clipping, batching=Poisson(6), num_steps=400)
-    assert given.noise_multiplier == default.noise_multiplier == advice.noise_multiplier
-    assert given.relative_noise(D) == pytest.approx(advice.relative_noise)
-    noise = advice.relative_noise / math.sqrt(400)
-    np.testing.assert_allclose(advice.learning_rate, 20 / 400 / (0.005 + noise))
-    np.testing.assert_allclose(advice.quantile, 1 / math.hypot(1, 80 * noise))
+    assert given.noise_multiplier == default.noise_multiplier
+    assert given.relative_noise(D) == pytest.approx(relative)
     state = default.init(start(), jax.random.key(0))
     after, metrics = default.step(state, records())
     moved = optax.tree.norm(optax.tree.sub(after.params, start()))
-    clip_norm = metrics["noise_norm"] / advice.relative_noise
+    clip_norm = metrics["noise_norm"] / relative
     assert float(clip_norm) == pytest.approx(0.03, rel=1e-3)  # the first
     rate = moved * clip_norm / metrics["gradient_norm"]
     # The rate rises in the first 40 of 400 steps; a tenth of a step is made at once.
-    assert float(rate) == pytest.approx(advice.learning_rate / 400, rel=1e-3)
+    assert float(rate) == pytest.approx(peak / 400, rel=1e-3)
 
 
 NO_RELATION = {"relation": ADD_OR_REMOVE_ONE, "batching": Disjoint()}
