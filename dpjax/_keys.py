@@ -15,12 +15,6 @@ def split(key: Key, num: int = 2) -> tuple[Key, ...]:
     """Returns up to five independent keys, the same as `jax.random.split(key, num)`.
 
     Outside jit, `jax.random.split` takes a tenth of a second to compile for each `num`.
-
-    Example:
-        >>> import jax
-        >>> first, second = split(jax.random.key(0))
-        >>> bool(first == jax.random.split(jax.random.key(0))[0])
-        True
     """
     return _most_keys(key)[:num]
 

@@ -47,22 +47,12 @@ def claim(epsilon: float, delta: float, digits: int = 6) -> str:
 
 
 def rounded_down(value: float | Decimal, digits: int) -> str:
-    """Returns a value rounded down to `digits` significant digits, as text.
-
-    Example:
-        >>> rounded_down(0.96489, 3), rounded_down(2.0, 3)
-        ('0.964', '2')
-    """
+    """Returns a value rounded down to `digits` significant digits, as text."""
     return _rounded(value, digits, ROUND_FLOOR)
 
 
 def as_decimal(value: float) -> Decimal:
-    """Returns the shortest decimal that reads back to a float.
-
-    Example:
-        >>> 1 - as_decimal(0.999)
-        Decimal('0.001')
-    """
+    """Returns the shortest decimal that reads back to a float."""
     return Decimal(repr(float(value)))
 
 

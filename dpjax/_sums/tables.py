@@ -19,13 +19,6 @@ class TableRows(Values):
     The rows are `values` (n, t, q), zero where a place is outside of the table. Their
     indices are `places` (n, t), none twice, of a dtype that represents num_rows.
     `build` reshapes a table (num_rows, q) to the leaf; it may reorder entries.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> places, values = jnp.array([[2, 0, 2]]), jnp.ones((1, 3, 1))
-        >>> rows = TableRows.of(places, values, num_rows=4, build=jnp.ravel)
-        >>> print(rows.written_out())
-        [[1. 0. 2. 0.]]
     """
 
     places: jax.Array

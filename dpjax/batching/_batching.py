@@ -76,14 +76,6 @@ class Batching(abc.ABC):
         Raises:
             ValueError: If an argument is out of its range, the batching does not fit n
                 and T, or a required privacy budget is missing.
-
-        Example:
-            >>> import jax
-            >>> from dpjax.batching import Poisson
-            >>> state = Poisson(10.0).init(
-            ...     jax.random.key(0), 1_000, 50, epsilon=1.0, delta=1e-5)
-            >>> state.num_steps, state.capacity
-            (50, 36)
         """
         _validate.typed_key(key)
         _validate.count(num_samples=num_samples, num_steps=num_steps)
@@ -188,11 +180,6 @@ class Batching(abc.ABC):
 
         Raises:
             ValueError: If the batching does not fit n and T, or fields do not fit.
-
-        Example:
-            >>> from dpjax.batching import Poisson
-            >>> Poisson(10.0).sampling(1_000, 50)
-            Sampling(num_steps=50, sampling_prob=0.01)
         """
         independent, correlated = self._sampling(num_samples, num_steps)
         has_strategy = fields.get("strategy") is not None

@@ -39,11 +39,6 @@ class Constraint(abc.ABC):
     Parameters and gradients must be finite and real, and have the shapes of the set.
     Results have their structure and dtypes, float32 for integers. In half precision the
     result is rounded last, so a projection may lie outside the set by that rounding.
-
-    Example:
-        >>> from dpjax.constraints import L2Ball
-        >>> print(L2Ball(1.0).diameter("l2", num_coordinates=3))
-        2.0
     """
 
     def project(self, params: PyTree) -> PyTree:
@@ -105,12 +100,6 @@ class VertexConstraint(Constraint):
     """The convex hull of a few vertices, each with a score.
 
     A private Frank-Wolfe step selects an index by score, and moves towards `vertex`.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> from dpjax.constraints import L1Ball
-        >>> print(L1Ball(2.0).vertex_scores(jnp.array([1.0, -3.0])))
-        [-2.  6.  2. -6.]
     """
 
     @abc.abstractmethod

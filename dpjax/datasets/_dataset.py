@@ -40,12 +40,6 @@ class Dataset:
             in [0, 1], float32 of shape (n,); a record's mean is proportional to its
             exposure. None for equal exposures.
         test_exposures: exposures of the test records, float32 of shape (m,).
-
-    Example:
-        >>> from dpjax import datasets
-        >>> features, targets = datasets.load("adult").train
-        >>> features.shape, targets.shape
-        ((32561, 105), (32561,))
     """
 
     name: str

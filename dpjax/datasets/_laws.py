@@ -44,10 +44,6 @@ class Law(abc.ABC):
         Raises:
             ValueError: If the mean is not finite, as for a Pareto law with tail_index
                 1.
-
-        Example:
-            >>> LogNormal(location=1.0, scale=1.0).centered().mean
-            0.0
         """
         return _Centered(self)
 

@@ -46,13 +46,11 @@ class SecureSum:
     nothing, or a vector of another size, is dropped; the others repeat the attempt.
 
     Args:
-        transport: from `run_parties`, or your own, with the numbers `party` and
-            `num_parties`, and `exchange(message, num_bytes)`, which sends bytes to all
-            and returns a list of each party's bytes, None for one that sent nothing or
-            another number of bytes. None: each process of `jax.distributed` is a party;
-            on CPU its messages are not encrypted.
-        max_colluding: C, the most parties that may collude; zero protects from
-            outsiders only.
+        transport: from `run_parties`, or an object with `party`, `num_parties` and
+            `exchange(message, num_bytes)`, which sends bytes to all and returns a list
+            of each party's bytes, None where their number is another. None: each
+            process of `jax.distributed` is a party; on CPU without encryption.
+        max_colluding: C, the most colluding parties; zero protects from outsiders only.
         max_dropouts: D, the most that may drop out; one more ends the job.
         identity: this party's secret signing key, 32 bytes; None: a new key.
         fingerprints: the `fingerprint` of each party's identity, in the order of their

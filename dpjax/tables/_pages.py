@@ -305,12 +305,7 @@ def dress(panel: Any, rule: str) -> None:
 
 
 def compact(number: float) -> str:
-    """Returns a number as a short text for an axis, such as "25k" for 25,000.
-
-    Example:
-        >>> compact(-25_000.0), compact(0.5), compact(3e9)
-        ('-25k', '0.5', '3e+09')
-    """
+    """Returns a number as a short text for an axis, such as "25k" for 25,000."""
     for unit, letter in ((1e6, "M"), (1e3, "k")):
         if 10 * unit <= abs(number) < 1e9 or (unit == 1e6 and 1e6 <= abs(number) < 1e9):
             return f"{number / unit:g}{letter}"

@@ -61,10 +61,6 @@ def shown(name: str) -> Iterator[None]:
 
     `name` is the first stage in the line, and `say` sets the next. Outside of notebooks
     and in nested calls nothing is shown.
-
-    Example:
-        >>> with shown("Fitting"):
-        ...     say("training (compiling)")
     """
     # In a notebook IPython is imported already, so this needs no import.
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()

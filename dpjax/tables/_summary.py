@@ -19,10 +19,6 @@ def units_matrix(centers: ArrayLike, scales: ArrayLike) -> np.ndarray:
 
     So coefficients of scaled features get the user's units. For d - 1 centers and
     scales it has shape (d, d): the last weight is the intercept.
-
-    Example:
-        >>> units_matrix([4.0], [2.0]) @ [6.0, 1.0]
-        array([  3., -11.])
     """
     inverses = 1 / np.append(np.asarray(scales, np.float64), 1.0)
     matrix = np.diag(inverses)
@@ -38,13 +34,6 @@ def errors_of_sums(
     The sums are, for example, coefficients in other units. `matrix` (m, d) has weights
     of the estimates, which have standard errors `errors` (d,) and correlations (d, d).
     A sum has an infinite error if an estimate with a nonzero weight has.
-
-    Example:
-        >>> half = [[1.0, 0.5], [0.5, 1.0]]
-        >>> errors_of_sums(np.array([[1.0, -1.0], [2.0, 0.0]]), [1.0, 1.0], half)
-        array([1., 2.])
-        >>> errors_of_sums(np.eye(2), [1.0, np.inf], np.eye(2))
-        array([ 1., inf])
     """
     errors = np.asarray(errors, np.float64)
     is_known = np.isfinite(errors)
@@ -181,12 +170,7 @@ class Summary:
 
 
 def _factor(logarithm: float) -> str:
-    """Returns exp(`logarithm`) as text for `rows`, with digits that differ from 1.
-
-    Example:
-        >>> _factor(2e-7), _factor(1.0), _factor(math.inf)
-        ('1.0000002', '2.718', 'inf')
-    """
+    """Returns exp(`logarithm`) as text for `rows`, with digits that differ from 1."""
     if not 1e-12 < abs(logarithm) < 1e-2:
         return digits(math.exp(logarithm) if logarithm < 700 else math.inf)
     places = 2 - math.floor(math.log10(abs(logarithm)))

@@ -59,9 +59,8 @@ def frank_wolfe(
             `estimator.sensitivity(n, d).linf`.
         limit: bound on the entries of g, such as `estimator.limit`; they are clipped to
             it. It bounds the rounding errors of scores.
-        key: a typed key. It is part of the state; each update draws from a fresh one.
-        learning_rate: eta, or a schedule of the step 0, 1, ...; by default
-            2 / (t + 3), the papers' 2 / (t + 2) with steps counted from one.
+        key: a typed key, a part of the state; each update draws from a fresh one.
+        learning_rate: eta, or a schedule of the step 0, 1, ...; by default 2 / (t + 3).
         mechanism: "exponential", or "permute_and_flip" for choices on disjoint batches.
 
     Returns:
@@ -76,10 +75,9 @@ def frank_wolfe(
         <v - w, g - g'> <= ||v - w||_1 ||g - g'||_inf, and rounding moves each of the
         four scores by at most `constraint.score_error`·limit. T updates on the same
         data share a budget rho = `accounting.epsilon_to_rho(epsilon, delta)` if each
-        has an epsilon of sqrt(8 rho / T) with the exponential mechanism, and of
-        sqrt(2 rho / T) with permute-and-flip; at delta = 0, of epsilon / T. On disjoint
-        batches they cost one `epsilon`. All this holds under the relation of the
-        sensitivity.
+        has sqrt(8 rho / T) with the exponential mechanism, sqrt(2 rho / T) with
+        permute-and-flip, or epsilon / T at delta = 0. On disjoint batches they cost one
+        `epsilon`. All this holds under the relation of the sensitivity.
 
     Example:
         >>> import jax, jax.numpy as jnp, optax

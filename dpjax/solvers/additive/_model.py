@@ -90,12 +90,12 @@ def dp_additive_model(
             `smooth` should be in public units in which zero is a usual value and most
             values are within ±2. NaN counts as zero. Targets are as in
             `dp_linear_model`.
-        key: a typed key.
-        epsilon: privacy of all that is released, positive; inf: no privacy.
-        delta: privacy of all that is released, in (0, 1).
-        noise_multiplier: in place of epsilon, as in `dp_linear_model`.
         smooth: the public indices of the columns that may bend. A column of two values
             needs only its line.
+        key: a typed key.
+        epsilon: privacy of all that is released, as in `dp_linear_model`.
+        delta: privacy of all that is released, in (0, 1).
+        noise_multiplier: in place of epsilon, as in `dp_linear_model`.
         intercept: as in `dp_linear_model`, as are offsets, weights and max_weight.
         offsets: shape (n,), or None.
         weights: shape (n,), or None.
@@ -112,13 +112,12 @@ def dp_additive_model(
         A `Solution`, which has `predict` and `shapes`, the curve of each column. Its
         params have slopes, and heights at knots, all zero if no column bends;
         `params.curve(column, grid)` is one curve, and `params.monotone(directions)` has
-        only curves that rise or fall, and costs no privacy. Its stats are
-        those of the last `dp_linear_model`, fitted to lines and hat functions; shares
-        count both choices, and gain is the released gain of curves, in squares of a
-        clip norm. With `intervals` there are also standard errors of slopes and
-        heights, and the correlations of all errors, slopes first.
-        Heights at zero, and slopes of columns with knots, are no estimates: they are
-        zero, with no error.
+        only curves that rise or fall, and costs no privacy. Its stats are those of the
+        last `dp_linear_model`, fitted to lines and hat functions; shares count both
+        choices, and gain is the released gain of curves, in squares of a clip norm.
+        With `intervals` there are also standard errors of slopes and heights, and the
+        correlations of all errors, slopes first. Heights at zero, and slopes of columns
+        with knots, are no estimates: they are zero, with no error.
 
     Raises:
         ValueError: if an argument is out of its range, or shapes do not fit; before the

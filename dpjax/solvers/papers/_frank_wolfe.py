@@ -71,10 +71,9 @@ def dp_frank_wolfe(
     Privacy:
         (epsilon, delta)-DP under replace-one for every input, and so are all iterates
         together. On disjoint batches a replaced record affects one choice, made by
-        permute-and-flip with the whole epsilon. On all records T choices share the
-        budget: `docs/privacy/proofs/composition.md`, 3.3. For the sensitivity of the
-        scores see `transforms.frank_wolfe`. No argument but data may depend on the
-        records.
+        permute-and-flip with the whole epsilon. On all records T choices share it:
+        `docs/privacy/proofs/composition.md`, 3.3. For the sensitivity of scores see
+        `transforms.frank_wolfe`. No argument but data may depend on the records.
 
     Example:
         >>> import jax, jax.numpy as jnp, numpy as np

@@ -43,15 +43,6 @@ class Curves:
         knots: m public numbers, ascending, in units of the columns.
         smooth: the indices of the k columns with curves.
         intercept: index of the column of ones, or None. Its values are not read.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> bent = Curves(
-        ...     jnp.array([1.0, 5.0]), jnp.array([[0.0, 2.0]]), (0.0, 1.0), (0,), 1)
-        >>> print(bent.predict([[-1.0, 1.0], [0.5, 1.0], [2.0, 1.0]]))
-        [4.  6.5 9. ]
-        >>> print(bent.curve(0, [-1.0, 0.5, 2.0]))
-        [-1.   1.5  4. ]
     """
 
     slopes: jax.Array
@@ -134,13 +125,6 @@ class Curves:
         Raises:
             ValueError: If a column or a direction does not exist, or the model has more
                 than one output.
-
-        Example:
-            >>> import jax.numpy as jnp
-            >>> heights, knots = jnp.array([[-1.0, 0.0, -0.5]]), (-1.0, 0.0, 1.0)
-            >>> noisy = Curves(jnp.array([0.0, 5.0]), heights, knots, (0,), 1)
-            >>> print(noisy.monotone({0: "increasing"}).heights.round(2))
-            [[-0.78  0.    0.  ]]
 
         Reference:
             Barlow, Bartholomew, Bremner, Brunk (1972), "Statistical inference under

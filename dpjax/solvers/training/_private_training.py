@@ -444,11 +444,6 @@ def _quantile(num_steps: int, relative_norm: Scalar, elapsed: Scalar = 0.0) -> S
     return jnp.clip(1 / jnp.hypot(1, _CLIPPED * noise), 1e-6, 1 - 1e-6)
 
 
-def _peak_rate(num_steps: int, relative_norm: Scalar) -> Scalar:
-    """Returns the peak learning rate, for gradients in units of the clip norm."""
-    return _PATH / (_LEAST_NOISE + relative_norm / math.sqrt(num_steps)) / num_steps
-
-
 def _adaptive(quantile: Scalar) -> AdaptiveThreshold:
     """Returns clipping at a private quantile of the norms."""
     first, how = Clipping(_FIRST), {"quantile": quantile, "learning_rate": _SPEED}
@@ -466,7 +461,8 @@ def _descend(
 
     def update(updates, state, params=None, *, noise_norm: Any = None, **extra_args):
         del params, extra_args
-        peak = jnp.asarray(_peak_rate(num_steps, relative_norm))
+        noise = relative_norm / math.sqrt(num_steps)
+        peak = jnp.asarray(_PATH / (_LEAST_NOISE + noise) / num_steps)
         now = like(state, peak)
         rise = jnp.minimum(1, (now + 1) / (_RISE * num_steps))
         clip_norm = like(noise_norm, peak) / relative_norm

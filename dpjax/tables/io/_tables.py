@@ -110,16 +110,6 @@ def read_columns(
     comma, semicolon, tab and bar in the header. Text becomes `Texts`, and so do all
     cells of Excel, and whole numbers of a Parquet file, which keeps the last digit.
     Booleans of other files are 0 and 1, and a missing number is NaN.
-
-    Example:
-        >>> import tempfile
-        >>> path = Path(tempfile.mkdtemp(), "prices.csv")
-        >>> _ = path.write_text('rooms,town,price\n3,"Ghent, B",250\n?,"Lier\n')
-        >>> for name, column in read_columns(path, ["rooms", "town", "price"]).items():
-        ...     print(name, column.tolist())
-        rooms ['3', '?']
-        town ['Ghent, B', '"Lier']
-        price ['250', '']
     """
     chunks = [*read_chunks(path, names, text_format)]
     columns = {name: joined([chunk.pop(name) for chunk in chunks]) for name in names}
@@ -181,10 +171,6 @@ def frame_columns(frame: Any, names: list[str]) -> dict[str, Column]:
     """Returns columns `names` of a pandas or polars frame, an Arrow table or a mapping.
 
     Their cells, (n,), are texts or numbers. A type of times raises `ValueError`.
-
-    Example:
-        >>> frame_columns({"town": ["Ghent", 3], "rooms": np.arange(2)}, ["rooms"])
-        {'rooms': array([0, 1])}
     """
     columns: dict[str, Column] = {}
     polars = sys.modules.get("polars")
@@ -207,10 +193,6 @@ def kind_of(column: Any) -> str | None:
     """Returns "numbers", "text" or "times" if a column's type declares it, else None.
 
     Checks of columns use it, so that they depend on public types and on no cell.
-
-    Example:
-        >>> kind_of(np.arange(3)), kind_of(["a", 1]), kind_of(np.array([None]))
-        ('numbers', None, None)
     """
     kind = getattr(column, "dtype", getattr(column, "type", None))
     if isinstance(kind, np.dtype):
@@ -229,10 +211,6 @@ def cells_of(column: Any) -> np.ndarray:
     NumPy's types are kept, and floats and booleans of other types become float64. Other
     cells become objects, because one missing cell would turn a whole column into
     floats, which do not hold all whole numbers from 2^53 on.
-
-    Example:
-        >>> cells_of([2**53 + 1, None, "?"]).tolist()
-        [9007199254740993, None, '?']
     """
     kind = getattr(column, "dtype", None)
     is_list = hasattr(column, "__len__") and type(column) not in (str, bytes)

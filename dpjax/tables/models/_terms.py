@@ -97,10 +97,6 @@ def bending_features(columns: Mapping[str, Numeric | Categorical]) -> list[int]:
 
     `columns` are the kinds of a model's columns, in order. Numeric features with a
     limit above one scale may have a curve; flags and categories stay linear.
-
-    Example:
-        >>> bending_features({"town": Categorical(("Ghent", "Lier")), "age": Numeric()})
-        [2]
     """
     kinds = [kind for key, kind in columns.items() for _ in kind.names(key)]
     return [index for index, kind in enumerate(kinds) if kind.limit > 1]
