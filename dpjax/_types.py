@@ -7,8 +7,6 @@ import jax
 from dp_accounting import NeighboringRelation
 from jax.typing import ArrayLike as ArrayLike  # for the other files
 
-from dpjax import _validate
-
 PyTree = Any  # a pytree of arrays, such as chex.ArrayTree, a tuple or a module
 Key = jax.Array
 Scalar = float | jax.Array
@@ -24,22 +22,3 @@ SelectionName = Literal["exponential", "permute_and_flip"]  # in dpjax.mechanism
 REPLACE_ONE = NeighboringRelation.REPLACE_ONE
 ADD_OR_REMOVE_ONE = NeighboringRelation.ADD_OR_REMOVE_ONE
 REPLACE_SPECIAL = NeighboringRelation.REPLACE_SPECIAL
-
-
-def check_divisor(normalize_by: Any, relation: NeighboringRelation) -> None:
-    """Checks the divisor of a robust mean, and the relation of neighboring data sets.
-
-    Raises:
-        ValueError: If normalize_by is given and not positive, the relation is neither
-            REPLACE_ONE nor ADD_OR_REMOVE_ONE, or normalize_by is None under the latter.
-    """
-    if normalize_by is not None:
-        _validate.positive(normalize_by=normalize_by)
-    is_fine = relation in (REPLACE_ONE, ADD_OR_REMOVE_ONE)
-    _validate.require(is_fine, "relation", relation, "REPLACE_ONE or ADD_OR_REMOVE_ONE")
-    rule = (
-        "given under ADD_OR_REMOVE_ONE, where the size of a batch is private: n for a "
-        "full batch, else the expected size"
-    )
-    is_fine = normalize_by is not None or relation is REPLACE_ONE
-    _validate.require(is_fine, "normalize_by", normalize_by, rule)

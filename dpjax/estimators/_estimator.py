@@ -357,6 +357,25 @@ def _fold_stream(stream, estimator, normalize_by, is_rounded):
     return by_device(on_device, axes, replicated, (stream.rows, mask))
 
 
+def check_divisor(normalize_by: Any, relation: NeighboringRelation) -> None:
+    """Checks the divisor of a robust mean, and the relation of neighboring data sets.
+
+    Raises:
+        ValueError: If normalize_by is given and not positive, the relation is neither
+            REPLACE_ONE nor ADD_OR_REMOVE_ONE, or normalize_by is None under the latter.
+    """
+    if normalize_by is not None:
+        _validate.positive(normalize_by=normalize_by)
+    is_fine = relation in (REPLACE_ONE, ADD_OR_REMOVE_ONE)
+    _validate.require(is_fine, "relation", relation, "REPLACE_ONE or ADD_OR_REMOVE_ONE")
+    rule = (
+        "given under ADD_OR_REMOVE_ONE, where the size of a batch is private: n for a "
+        "full batch, else the expected size"
+    )
+    is_fine = normalize_by is not None or relation is REPLACE_ONE
+    _validate.require(is_fine, "normalize_by", normalize_by, rule)
+
+
 def of_coordinates(linf: Scalar, num_coordinates: int) -> Sensitivity:
     """Returns the sensitivity of an estimate if each coordinate moves by up to linf."""
     return Sensitivity(num_coordinates * linf, math.sqrt(num_coordinates) * linf, linf)

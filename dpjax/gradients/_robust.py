@@ -10,15 +10,9 @@ from dpjax import _validate
 from dpjax._sharding import AxisName, by_device, row_axes, varying_with
 from dpjax._sums.stream import SampleStream
 from dpjax._tree import by_row
-from dpjax._types import (
-    REPLACE_ONE,
-    LossFn,
-    NeighboringRelation,
-    PyTree,
-    Scalar,
-    check_divisor,
-)
+from dpjax._types import REPLACE_ONE, LossFn, NeighboringRelation, PyTree, Scalar
 from dpjax.estimators import Estimator
+from dpjax.estimators._estimator import check_divisor
 from dpjax.gradients._factored import factored_grad
 from dpjax.gradients._loss import (
     loss_of_users,

@@ -15,17 +15,10 @@ from dpjax._sharding import AxisName, num_shares, row_axes
 from dpjax._sums.fold import FEW_ROWS, Unrounded, proven_divisor
 from dpjax._sums.stream import SampleStream
 from dpjax._tree import like
-from dpjax._types import (
-    REPLACE_ONE,
-    Key,
-    NeighboringRelation,
-    PyTree,
-    Scalar,
-    check_divisor,
-)
+from dpjax._types import REPLACE_ONE, Key, NeighboringRelation, PyTree, Scalar
 from dpjax.accounting._smooth import calibrate_smooth_noise
 from dpjax.estimators import AdaptiveThreshold, Estimator, Scaled
-from dpjax.estimators._estimator import maximum
+from dpjax.estimators._estimator import check_divisor, maximum
 from dpjax.mechanisms import gaussian, laplace_log_normal
 from dpjax.mechanisms._strategy import Strategy
 
