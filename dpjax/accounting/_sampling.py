@@ -77,7 +77,7 @@ class Sampling:
     noise: NoiseName = "gaussian"
     other_multiplier: float = math.inf
     group_size: int = 1
-    strategy: Any = None  # a `mechanisms.Strategy`, which accounting does not import
+    strategy: Any = None  # of `mechanisms`, which accounting does not import
     max_participations: int = 1
     min_separation: int = 1
 

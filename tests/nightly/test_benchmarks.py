@@ -10,7 +10,6 @@ from benchmarks import record
 from benchmarks.__main__ import main
 from benchmarks.audits.case import Case as AuditCase
 from benchmarks.figures import run as figures
-from benchmarks.page import number
 from benchmarks.record import Record
 from benchmarks.speed import measure, page, peers
 from benchmarks.speed.case import Case, Measurement, Method, Target
@@ -140,12 +139,6 @@ def test_a_run_replaces_its_cases(cpu, monkeypatch):
     assert after[name].find("Clipping").seconds == 5.0
     assert len(record.read(cpu).runs) == 2
     assert after["gradient-mlp"] == results(made_up())["gradient-mlp"]
-
-
-def test_numbers_have_three_digits():
-    numbers = (0.0, 1.0, 0.012345, 99.96, 999.4, 999.6, 12345.0, -2e6)
-    shown = ("0", "1", "0.0123", "100", "999", "1,000", "12,300", "-2,000,000")
-    assert tuple(map(number, numbers)) == shown
 
 
 def test_a_case_runs_and_leaves_out_what_fails():

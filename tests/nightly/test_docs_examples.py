@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from dpjax import batching
 from dpjax.mechanisms import BandedToeplitz
 from tests import registry
 from tests.nightly.test_docs import DOCS, GUIDES, load
@@ -103,7 +102,7 @@ def test_loop_of_the_guide_draws_what_is_accounted_for(name, monkeypatch):
     ):
         assert code.count(f"{line}\n") == 1
         code = code.replace(line, ours)
-    seen, draw = np.zeros((num_steps + 1, n), int), batching.Batching.draw
+    seen, draw = np.zeros((num_steps + 1, n), int), type(one).draw
 
     def count(step, rows, mask):
         np.add.at(seen[step], rows, ~mask)
@@ -113,7 +112,7 @@ def test_loop_of_the_guide_draws_what_is_accounted_for(name, monkeypatch):
         jax.debug.callback(count, state.step, batch[1], mask)
         return batch[0], mask, following
 
-    monkeypatch.setattr(batching.Batching, "draw", counting)
+    monkeypatch.setattr(type(one), "draw", counting)
     names = {"one": one}
     with jax.numpy_dtype_promotion("standard"):
         exec(compile(code, "own_loop.md", "exec"), names)

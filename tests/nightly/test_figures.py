@@ -5,7 +5,6 @@ import math
 import os
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import polars as pl
 import pytest
@@ -20,8 +19,7 @@ from benchmarks.figures.catalogue import panels
 from benchmarks.figures.methods import METHODS
 from benchmarks.figures.panel import Panel, Setting, Size
 from benchmarks.figures.problems import PROBLEMS, measure, optimum
-from dpjax import datasets
-from tests.unit.datasets.test_datasets import FALSE_ALARM, check_law
+from tests.unit.datasets.test_datasets import check_law
 
 # That runs resume, and what is written of them, not which numbers they find.
 NAMES = list(panels())
@@ -174,24 +172,3 @@ LAWS = {
 @pytest.mark.parametrize("law", LAWS, ids=str)
 def test_samples_follow_the_laws_of_the_figures(law, key):
     check_law(law, *LAWS[law], key, vars(laws))
-
-
-def test_a_law_without_a_mean_or_with_a_bad_parameter_is_refused():
-    assert laws.LogLogistic(scale=1.0).mean == math.inf
-    with pytest.raises(ValueError, match="law must be"):
-        laws.LogLogistic(scale=1.0).centered()
-    with pytest.raises(ValueError, match="concentration must be"):
-        laws.LogGamma(concentration=-1.0)
-
-
-def test_label_noise_of_paper_001_is_centred_log_logistic(key):
-    # P(y = +1) = P(<w*, x> + e < 0); with w* = 0 it is P(e < 0), the law at its mean.
-    options = {"num_samples": 40_000, "num_features": 1, "sign": -1}
-    options["noise_law"] = laws.LogLogistic(location=0.2, scale=0.2).centered()
-    zero = lambda key, num_features: jnp.zeros(num_features)  # noqa: E731
-    problem = datasets.logistic_model(key, params_fn=zero, **options)
-    law, _ = FISK
-    positives = int((problem.targets > 0).sum())
-    probability = float(law.cdf(law.mean()))
-    assert stats.binomtest(positives, 40_000, probability).pvalue > FALSE_ALARM
-    assert stats.binomtest(positives, 40_000, 0.5).pvalue < 1e-9

@@ -1,7 +1,6 @@
 """Models of tables and deep networks: problems, the bar, rivals priced, verdicts."""
 
 import dataclasses
-import hashlib
 from itertools import product
 
 import jax
@@ -10,7 +9,6 @@ import pytest
 from scipy import special, stats
 from sklearn import metrics
 
-from benchmarks.__main__ import main
 from benchmarks.comparison import LARGEST_EXCESS
 from benchmarks.deep import methods as deep
 from benchmarks.deep import tasks
@@ -194,24 +192,6 @@ def row(method, *excess, problem="adult", epsilon=1.0, **others):
     return (problem, method, epsilon), values | others
 
 
-def test_a_run_goes_on_where_it_was_cut_off(tmp_path, monkeypatch):
-    monkeypatch.setattr(problems, "problem", lambda name: small(name=name))
-    done, fit = [], METHODS["zero"].fit
-
-    def counted(data, keys, epsilon):
-        done.append((epsilon, keys.size))
-        return fit(data, keys, epsilon)
-
-    method = dataclasses.replace(METHODS["zero"], fit=counted)
-    monkeypatch.setitem(METHODS, "zero", method)
-    arguments = ["utility", "run", "--methods", "zero", "--problems", "adult"]
-    arguments += ["--out", str(tmp_path / "utility.json")]
-    for epsilons, repetitions in ("1", "2"), ("1 2", "2"), ("1", "3"):
-        settings = ["--repetitions", repetitions, "--epsilons", *epsilons.split()]
-        main([*arguments, *settings])
-    assert done == [(1.0, 2), (2.0, 2), (1.0, 3)]
-
-
 def test_ratios_have_a_floor_and_means_leave_out_what_is_not_served():
     rows = [row("hindsight", 0.01, 0.01), row("dp_linear_model", -0.2, -0.2)]
     for name, x in (("hindsight", 0.0), ("dp_linear_model", 0.06), ("adassp", 0.16)):
@@ -288,13 +268,6 @@ def test_hindsight_takes_the_best_of_its_grid_and_reports_fresh_keys(monkeypatch
     result = deep.run_one(task, "hindsight", 8.0, 2)
     assert (result["facts"]["rate"], result["facts"]["num_steps"]) == (1.0, 10)
     assert result["excess"][0] != result["excess"][1]
-
-
-def test_halves_of_the_list_follow_from_names():
-    for name, entry in untuned.entries().items():
-        digest = int(hashlib.sha256(name.encode()).hexdigest(), 16)
-        assert entry["half"] == ("held" if digest % 2 else "develop")
-    assert min(len(untuned.of_half(half)) for half in ("develop", "held")) >= 12
 
 
 @pytest.mark.parametrize("name", [*untuned.LAWS, "wooldridge/gpa2", "carData/Chile"])
