@@ -137,7 +137,7 @@ TABLE = r"""
 @ tests/unit/accounting/test_group.py
 = a group's zCDP grows linearly
 ~ return type(event)(event.rho * group_size{{**2|}})
-? accounting._guarantee._event(accounting._guarantee.ZCDpEvent(0.5), 3).rho == 4.5
+? accounting._guarantee._event(3, accounting._guarantee.ZCDpEvent(0.5)).rho == 4.5
 = a group's delta grows linearly
 ~ exponent = {{(group_size - 1)|0}} * epsilon
 ~
