@@ -30,7 +30,7 @@ if _TYPE_CHECKING:
     from dpjax._types import ADD_OR_REMOVE_ONE, REPLACE_ONE
     from dpjax.gradients import check_model, per_sample_grad, robust_grad
     from dpjax.models import load_model
-    from dpjax.solvers import PrivateTraining
+    from dpjax.solvers import PrivateTraining, recommend
     from dpjax.tables._statement import read_guarantee
     from dpjax.tables.describe._release import describe
     from dpjax.transforms import chain, dp_sgd
@@ -47,7 +47,7 @@ __getattr__, __dir__ = _lazily(
         "dpjax._types": "ADD_OR_REMOVE_ONE REPLACE_ONE",
         "dpjax.gradients": "check_model per_sample_grad robust_grad",
         "dpjax.models": "load_model",
-        "dpjax.solvers": "PrivateTraining",
+        "dpjax.solvers": "PrivateTraining recommend",
         "dpjax.transforms": "chain dp_sgd",
     },
 )
@@ -75,6 +75,7 @@ __all__ = [
     "parties",
     "per_sample_grad",
     "read_guarantee",
+    "recommend",
     "robust_grad",
     "solvers",
     "transforms",

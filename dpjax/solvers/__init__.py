@@ -31,7 +31,7 @@ from dpjax.solvers.statistics._scales import dp_center_and_scale
 from dpjax.solvers.training._checkpoint import Checkpoint
 from dpjax.solvers.training._curves import Curves as Curves  # for annotations
 from dpjax.solvers.training._loop import Execution
-from dpjax.solvers.training._private_training import PrivateTraining
+from dpjax.solvers.training._private_training import PrivateTraining, recommend
 from dpjax.solvers.training._solution import Solution
 
 __all__ = [
@@ -58,5 +58,6 @@ __all__ = [
     "dp_quantile",
     "dp_sample_and_aggregate",
     "dp_sparse_linear_regression",
+    "recommend",
     "robust_gradient_descent",
 ]

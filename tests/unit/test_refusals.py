@@ -170,7 +170,7 @@ FUNCTIONS = {
     "MarginLoss.smoothed_hinge",
     "mechanisms": "BandedToeplitz BandedToeplitz.square_root BandedToeplitz.optimal "
     "BufferedToeplitz.optimal",
-    "solvers": "Execution PrivateTraining",
+    "solvers": "Execution PrivateTraining recommend",
     "tuning": "Score",
     "transforms": "scale_by_dp_adam",
 }
@@ -236,7 +236,7 @@ WRONG = {
     "dp_linear_model dp_sparse_linear_regression dp_objective_perturbation "
     "dp_sample_and_aggregate dp_histogram dp_group_means "
     "ThresholdEstimator.for_moment "
-    "SmoothedTruncation.for_moment PrivateTraining": [0.0],
+    "SmoothedTruncation.for_moment PrivateTraining recommend": [0.0],
     "release: epsilon_lower_bound": [lambda key, x: ()],
     "statistic: epsilon_lower_bound": [lambda x: (x, x)],
     "neighbor: epsilon_lower_bound one_run": [jnp.int32(0)],

@@ -14,7 +14,7 @@ import optax
 import pytest
 
 import dpjax
-from dpjax import ADD_OR_REMOVE_ONE, PrivateTraining, accounting
+from dpjax import ADD_OR_REMOVE_ONE, PrivateTraining, accounting, recommend
 from dpjax.batching import BallsInBins, Disjoint, Full, Poisson
 from dpjax.estimators import AdaptiveThreshold, Clipping, MedianOfMeans, Scaled
 from dpjax.gradients import by_user, streamed_grad
@@ -294,6 +294,9 @@ def test_settings_that_are_left_out_follow_from_the_budget_and_the_sizes():
     relative = default.relative_noise(D)
     noise = relative / math.sqrt(400)
     peak, quantile = 20 / 400 / (0.005 + noise), 1 / math.hypot(1, 80 * noise)
+    advice = recommend(N, D, **BUDGET)
+    settings = 6, 400, default.noise_multiplier, relative, quantile, peak
+    np.testing.assert_allclose(advice, settings, rtol=1e-6)
     options = {"quantile": quantile, "learning_rate": 0.3}
     clipping = AdaptiveThreshold(Clipping(0.03), 1e-4, 1e4, **options)
     given = training(estimator=clipping, batching=Poisson(6), num_steps=400)
