@@ -27,6 +27,16 @@ PITFALLS = Path(__file__).with_name("pitfalls.md")
 
 _POST_PROCESSING = "post-processing"
 
+# Releases that are audited at epsilon 1, 3 and 8, by the names of their cases.
+_BY_EPSILON = {
+    "`dp_mean`": "dp_mean",
+    "`describe`, a column in two groups": "dp_group_means_described",
+    "`dp_linear_model`": "dp_linear_model",
+    "`dp_linear_model` with intervals": "dp_linear_model_intervals",
+    "`dp_additive_model`": "dp_additive_model",
+}
+_REACHED = 85  # percent of a claim
+
 LAYERS: dict[str, tuple[ModuleType, str]] = {
     "Mechanisms": (mechanisms, "Pure functions of a key and a value."),
     "Transforms": (transforms, "One update of an `optax` transformation."),
@@ -153,6 +163,7 @@ def page(record: Mapping[str, Finding]) -> str:
         "estimators": [_table(bounds, of_privatize, record), _details(bounds)],
         "confidence": " or ".join(f"1 - {rounded_up(one, 1)}" for one in failures),
         "seed": str(SEED),
+        "by_epsilon": _by_epsilon(record),
         "findings": _results(record),
         "pitfalls": PITFALLS.read_text(),
     }
@@ -196,10 +207,25 @@ def _details(claims: Sequence[Statement]) -> str:
     return "\n".join([*lines, "</details>\n"])
 
 
+def _by_epsilon(record: Mapping[str, Finding]) -> str:
+    rows = []
+    for words, name in _BY_EPSILON.items():
+        if (found := [record.get(name + x) for x in ("_1", "", "_8")]).count(None):
+            continue  # a record of some cases
+        percents = [_percent(one) for one in found if one]
+        cells = [f"{x}%" if x >= _REACHED else f"{x}%, *open*" for x in percents]
+        rows.append([words, *cells])
+    return table(["release", "ε = 1", "ε = 3", "ε = 8"], rows)
+
+
+def _percent(one: Finding) -> int:
+    return math.floor(100 * one.epsilon / one.claim)
+
+
 def _results(record: Mapping[str, Finding]) -> str:
     rows = []
     for name, one in record.items():
-        share = f"{math.floor(100 * one.epsilon / one.claim)}%"
+        share = f"{_percent(one)}%"
         cells = [rounded_up(one.claim, 4), rounded_up(one.delta, 6)]
         cells += [rounded_down(one.epsilon, 4), share, f"{one.num_releases:,}"]
         rows.append([f"`{name}`", one.relation.lower().replace("_", "-"), *cells])

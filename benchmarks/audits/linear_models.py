@@ -1,13 +1,15 @@
 """Claims of `dp_linear_model`, with each of its options, and of `dp_additive_model`.
 
-An attack reads one of the Gaussian releases, and shows no more than its share of the
-budget: all where classes have a constant, 3/4 where steps see the record.
+Attacks read the transcript of all Gaussian releases, if there is no other noise and no
+sample. The record that changes is far out on both sides, in different sizes, so that it
+moves counts of sizes as well as clipped means.
 """
 
 import jax
 import jax.numpy as jnp
 
 from benchmarks.audits.case import Build, Case, last_turned, solved
+from benchmarks.audits.transcripts import transcribed
 from dpjax import losses, solvers
 from dpjax._types import Key, PyTree
 from dpjax.solvers import Solution
@@ -46,32 +48,33 @@ def _dp_linear_model_features() -> Case:
     )
 
 
-def _turned_beyond(num_records, num_releases=10_000, max_records=None) -> Case:
+def _turned_beyond(
+    num_records, num_releases, epsilon=4.0, max_records=None, by_result=False
+) -> Case:
     features = jnp.zeros((num_records, 1)).at[-1].set(9.0)
     labels = jnp.zeros(num_records).at[-1].set(1.0)
-    given = {"epsilon": 4.0, "delta": 1e-5 if max_records is None else 0.01}
+    given = {"epsilon": epsilon, "delta": 1e-5 if max_records is None else 0.01}
     given |= {"max_records": max_records, "smooth": (0,)}
 
-    def solve(key: Key, labels: jax.Array) -> Solution:
-        data = features, labels
+    def solve(key: Key, data: PyTree) -> Solution:
         return solvers.dp_additive_model("logistic", data, key=key, **given)
 
+    if not by_result:
+        pair = (features, labels), (features.at[-1].set(-1e6), labels)
+        return transcribed(solve, *pair, num_releases=num_releases)
+    of_labels = lambda key, labels: solve(key, (features, labels))  # noqa: E731
     statistic = lambda curves: curves.curve(0, jnp.array([9.0]))[0]  # noqa: E731
     options = {"num_releases": num_releases, "is_gaussian": max_records is None}
-    return solved(solve, labels, -labels, statistic=statistic, **options)
+    return solved(of_labels, labels, -labels, statistic=statistic, **options)
 
 
 def _turned(
-    loss, features, targets, turned, *, num_releases=100_000, **options
+    loss, features, targets, turned, *, moved=1.0, num_releases=30_000, **options
 ) -> Case:
-    """The last record has another target in the neighbour, and its offset turns too.
-
-    With `records_per_unit` all records of the last unit have that target.
-    """
-    statistic = options.pop("statistic", lambda params: params[0])
+    """The last record, or unit, has another target, size and offset in the neighbor."""
     records = {x: options.pop(x) for x in ("weights", "offsets") if x in options}
-    is_gaussian = "max_records" not in options
-    given = {"epsilon": 4.0, "delta": 1e-5 if is_gaussian else 0.01, **options}
+    statistic = options.pop("statistic", None)
+    given = {"epsilon": 4.0, "delta": 1e-5 if statistic is None else 0.01, **options}
 
     def solve(key: Key, data: PyTree) -> Solution:
         *data, records = data
@@ -80,33 +83,34 @@ def _turned(
     features, targets, neighbor = jnp.array(features), jnp.array(targets), {**records}
     if "offsets" in records:
         neighbor["offsets"] = last_turned(records["offsets"])
-    return solved(
-        solve,
-        (features, targets, records),
-        (
-            features,
-            targets.at[-options.get("records_per_unit", 1) :].set(turned),
-            neighbor,
-        ),
-        statistic=statistic,
-        num_releases=num_releases,
-        is_gaussian=is_gaussian,
-    )
+    last = slice(-options.get("records_per_unit", 1), None)
+    other = features.at[last].multiply(moved), targets.at[last].set(turned), neighbor
+    args = solve, (features, targets, records), other
+    if statistic is None:
+        return transcribed(*args, num_releases=num_releases)
+    return solved(*args, statistic=statistic, num_releases=num_releases)
+
+
+def _far(num_records: int, epsilon: float, num_releases: int, **options) -> Case:
+    """The prediction and the target of a record change sizes, and one its sign."""
+    last = slice(-options.get("records_per_unit", 1), None)  # or of a unit
+    features = jnp.linspace(-1.0, 1.0, num_records)[:, None].at[last].set(1e6)
+    targets = jnp.cos(9 * jnp.arange(num_records)).at[last].set(_FAR)
+    options |= {"moved": 1e-3, "epsilon": epsilon, "num_releases": num_releases}
+    return _turned("squared", features, targets, -1e6, **options)
 
 
 CASES: dict[str, Build] = {
-    # Of two records one has a target, whose sign all steps see.
-    "dp_linear_model": lambda: _turned("squared", [[0.0], [1.0]], [0.0, _FAR], -_FAR),
-    # Of two units one has targets, whose sign all steps see.
-    "dp_linear_model_units": lambda: _turned(
-        *("squared", [[0.0], [0.0], [1.0], [1.0]], [0.0, 0.0, _FAR, _FAR], -_FAR),
-        records_per_unit=2,
-    ),
+    # At epsilon 1 an attack of this strength needs 1.4 million releases for 85 percent.
+    "dp_linear_model": lambda: _far(100, 3.0, 400_000),
+    "dp_linear_model_1": lambda: _far(100, 1.0, 200_000),
+    "dp_linear_model_8": lambda: _far(100, 8.0, 120_000),
+    "dp_linear_model_units": lambda: _far(200, 8.0, 20_000, records_per_unit=2),
     # The class of a record turns, which is all that is released.
     "dp_linear_model_constant": lambda: _turned(
         *(losses.softmax(3), jnp.ones((60, 1)), jnp.arange(60.0) % 3, 1.0),
-        statistic=_first_over_last,
         intercept=0,
+        num_releases=100_000,
     ),
     # A label turns, and the offset keeps its slope full.
     "dp_linear_model_intercept": lambda: _turned(
@@ -114,10 +118,9 @@ CASES: dict[str, Build] = {
         intercept=1,
         offsets=_OFFSETS,
     ),
-    # The target of a record of full weight crosses the clamp. The rest of the budget
-    # was spent on the bounds.
+    # The target of a record of full weight crosses the clamp.
     "dp_linear_model_weights": lambda: _turned(
-        *("squared", jnp.ones((2, 1)), [0.0, _FAR], -_FAR),
+        *("squared", jnp.ones((2, 1)), [0.0, _FAR], -1e6),
         intercept=0,
         weights=jnp.ones(2),
     ),
@@ -136,19 +139,15 @@ CASES: dict[str, Build] = {
         offsets=_OFFSETS,
     ),
     # The class of the only record that is not zero turns. Zeros make a small threshold,
-    # which the gradient passes in every step. Many records are slow: 10,000 releases.
+    # which the gradient passes in every step.
     "dp_linear_model_outputs": lambda: _turned(
-        *(losses.softmax(3), jnp.zeros((60, 1)).at[-1].set(1.0), jnp.zeros(60), 1.0),
-        statistic=lambda params: params[0, 1] - params[0, 0],
-        num_releases=10_000,
+        losses.softmax(3), jnp.zeros((60, 1)).at[-1].set(1.0), jnp.zeros(60), 1.0
     ),
-    # A target far from all others turns, and the Newton step sees its score. That step
-    # has half of the budget. 200 records are slow: 10,000 releases.
-    "dp_linear_model_intervals": lambda: _turned(
-        *("squared", jnp.ones((200, 1)), [1.0, -1.0] * 99 + [1.0, _FAR], -_FAR),
-        intervals=True,
-        num_releases=10_000,
-    ),
+    # The Newton step sees the score of the record, but a curvature that is clipped with
+    # it does not move.
+    "dp_linear_model_intervals": lambda: _far(200, 3.0, 20_000, intervals=True),
+    "dp_linear_model_intervals_1": lambda: _far(200, 1.0, 80_000, intervals=True),
+    "dp_linear_model_intervals_8": lambda: _far(200, 8.0, 20_000, intervals=True),
     # The class of one of four records turns, which is drawn with probability 3/4. The
     # claim is at 0.01.
     "dp_linear_model_sample": lambda: _turned(
@@ -156,14 +155,21 @@ CASES: dict[str, Build] = {
         statistic=_first_over_last,
         intercept=0,
         max_records=3,
+        num_releases=100_000,
     ),
     "dp_linear_model_features": _dp_linear_model_features,
-    # The label of a record beyond the last knot turns, the others are zeros. By their
-    # number knots are fine, or coarse with moments of their own, or chosen: then both
-    # models are fitted, which is slow.
-    "dp_additive_model": lambda: _turned_beyond(400),
-    "dp_additive_model_bends": lambda: _turned_beyond(310),
-    "dp_additive_model_choice": lambda: _turned_beyond(1_000, num_releases=3_000),
-    # The same in a sample of three quarters of them. The claim is at 0.01.
-    "dp_additive_model_sample": lambda: _turned_beyond(440, max_records=330),
+    # The feature of a record goes from beyond the last knot to far below the first, the
+    # others are zeros. By their number knots are fine, or coarse with moments of their
+    # own, or chosen: then several models are fitted, which is slow.
+    "dp_additive_model": lambda: _turned_beyond(520, 40_000, 3.0),
+    "dp_additive_model_1": lambda: _turned_beyond(1_400, 10_000, 1.0),
+    "dp_additive_model_8": lambda: _turned_beyond(230, 120_000, 8.0),
+    "dp_additive_model_bends": lambda: _turned_beyond(310, 10_000),
+    # The label turns. The curve is read, because a transcript under `vmap` also holds
+    # models that the choice rejects, which are not released.
+    "dp_additive_model_choice": lambda: _turned_beyond(1_000, 3_000, by_result=True),
+    # A label turns in a sample of three quarters of them. The claim is at 0.01.
+    "dp_additive_model_sample": lambda: _turned_beyond(
+        440, 10_000, max_records=330, by_result=True
+    ),
 }

@@ -11,34 +11,68 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.audits.case import Build, Case, last_turned, linear, of, solved
+from benchmarks.audits.transcripts import transcribed
 from dpjax import constraints, estimators, losses, parties, solvers
 from dpjax._types import Key, PyTree
 from dpjax.estimators import Clipping, Winsorization
 from dpjax.solvers import Solution
+from dpjax.solvers.statistics._noisy_mean import one_gaussian
+from dpjax.solvers.statistics._quantile import EDGES_SHARE, private_edges
+from dpjax.tables.describe import _release as describing
 
+_FAR, _FARTHER = 1e9, 1e12
+_SMALL = {"epsilon": 4.0, "delta": 1e-5}
 _OBJECTIVE = {
     **{"epsilon": 4.0, "delta": 0.05, "regularization": 1000.0},
     "loss": losses.MarginLoss.smoothed_hinge(),
 }
 
 
-def _mean(samples: jax.Array, num_turned: int | None = None, **options: Any) -> Case:
-    """The first samples turn round, by default all."""
-    solve = of(solvers.dp_mean, epsilon=4.0, delta=1e-5, **options)
-    neighbor = samples.at[:num_turned].multiply(-1)
-    return solved(solve, samples, neighbor, is_gaussian=True)
+def _mean(epsilon: float, num_releases: int) -> Case:
+    """One of the numbers changes sign and size, and is far beyond all others."""
+    solve = of(solvers.dp_mean, epsilon=epsilon, delta=1e-5)
+    data = jnp.linspace(-1.0, 1.0, 100).at[0].set(-_FAR)
+    pair = data, data.at[0].set(_FARTHER)
+    return transcribed(solve, *pair, num_releases=num_releases)
 
 
-def _dp_group_means() -> Case:
-    """A record changes its group, and is far beyond all others."""
-    solve = of(solvers.dp_group_means, epsilon=4.0, delta=1e-5, num_groups=2)
-    samples = jnp.linspace(-1.0, 1.0, 500).at[0].set(1e6)
-    groups = jnp.arange(500) % 2
-    return solved(
-        *(solve, (samples, groups), (samples, groups.at[0].set(1))),
-        shown=lambda x: {y: x.params[y].astype(float) for y in ("counts", "means")},
-        is_gaussian=True,
-    )
+def _described(epsilon: float, num_releases: int) -> Case:
+    """What `describe` releases of a column of numbers in two groups.
+
+    A record changes its group, and is far beyond all others.
+    """
+    multiplier, privacy = one_gaussian(epsilon, 1e-5, 100)
+    budget = describing.Budget(multiplier, 1e-5)
+    share, num_bins = describing._HISTOGRAM, describing._NUM_BINS
+    bins = budget.part(share)
+
+    def solve(key: Key, data: PyTree) -> Solution:
+        (values, groups), keys = data, jax.random.split(key, 3)
+        means = solvers.dp_group_means(
+            *(values, groups),
+            key=keys[0],
+            num_groups=2,
+            quantiles=[*describing._QUANTILES.values()],
+            **budget.part(1 - share).pair,
+        )
+        edges = private_edges(keys[1], values, bins.multiplier)
+        cells = jnp.searchsorted(edges[1:-1], values) + num_bins * groups
+        counts = solvers.dp_histogram(
+            cells.astype("float32"),
+            key=keys[2],
+            edges=jnp.arange(2 * num_bins + 1) - 0.5,
+            **bins.part(1 - EDGES_SHARE).pair,
+        )
+        found = means.params, means.standard_errors, counts.params
+        return Solution(found, privacy, {})
+
+    pair = _grouped(-_FAR, 0), _grouped(_FARTHER, 1)
+    return transcribed(solve, *pair, num_releases=num_releases)
+
+
+def _grouped(value: float, group: int) -> tuple[jax.Array, jax.Array]:
+    values, groups = jnp.linspace(-1.0, 1.0, 100), jnp.arange(100) % 2
+    return values.at[0].set(value), groups.at[0].set(group)
 
 
 def _dp_mean_trimmed() -> Case:
@@ -153,13 +187,10 @@ def _dp_l1_regression() -> Case:
 
 
 def _dp_center_and_scale() -> Case:
-    """One record leaves the lowest bin of sizes for the highest of three.
-
-    The scale shows them, at 45 percent of the budget; by the signs there is no center.
-    """
-    solve = of(solvers.dp_center_and_scale, epsilon=4.0, delta=1e-5)
+    """One record leaves the lowest bin of sizes for the highest of three."""
+    solve = of(solvers.dp_center_and_scale, **_SMALL)
     samples = jnp.tile(jnp.array([1.5, -1.5, 3.0, -3.0, 6.0, -6.0]), 40)[:, None]
-    return solved(solve, samples, samples.at[0].set(6.0), is_gaussian=True)
+    return transcribed(solve, samples, samples.at[0].set(-1e6))
 
 
 def _chosen(num_samples, *, num_steps=2, num_against=0, **options) -> Case:
@@ -191,15 +222,19 @@ CHOICES: dict[str, Build] = {
     "dp_center_and_scale": _dp_center_and_scale,
 }
 CASES: dict[str, Build] = {
-    # Of 500 numbers one changes sign, and is far beyond all others.
-    "dp_mean": lambda: _mean(jnp.linspace(-1.0, 1.0, 500).at[0].set(1e6), num_turned=1),
+    "dp_mean": lambda: _mean(3.0, 100_000),
+    "dp_mean_1": lambda: _mean(1.0, 600_000),
+    "dp_mean_8": lambda: _mean(8.0, 40_000),
     # A record far out turns round, and with it its unit vectors in all steps.
-    "dp_mean_geometric_median": lambda: _mean(
-        jnp.zeros((4, 2)).at[-1].set(jnp.array([3e9, 4e9])), method="geometric_median"
+    "dp_mean_geometric_median": lambda: transcribed(
+        of(solvers.dp_mean, method="geometric_median", **_SMALL),
+        *(jnp.zeros((4, 2)).at[-1].set(jnp.array([x, 1.4 * x])) for x in (_FAR, -1e6)),
     ),
     # An infinite sample changes sign.
-    "dp_mean_truncated": lambda: _mean(
-        jnp.array([0.0, jnp.inf]), estimator=estimators.SmoothedTruncation(1.0)
+    "dp_mean_truncated": lambda: solved(
+        of(solvers.dp_mean, estimator=estimators.SmoothedTruncation(1.0), **_SMALL),
+        *(jnp.array([0.0, x]) for x in (jnp.inf, -jnp.inf)),
+        is_gaussian=True,
     ),
     # A record leaves the first bin for the last.
     "dp_histogram": lambda: solved(
@@ -207,7 +242,14 @@ CASES: dict[str, Build] = {
         *(jnp.array([0.5, 1.5]), jnp.array([3.5, 1.5])),
         is_gaussian=True,
     ),
-    "dp_group_means": _dp_group_means,
+    # A record changes its group, and is far beyond all others.
+    "dp_group_means": lambda: transcribed(
+        of(solvers.dp_group_means, num_groups=2, **_SMALL),
+        *(_grouped(x, y) for x, y in ((-_FAR, 0), (_FARTHER, 1))),
+    ),
+    "dp_group_means_described": lambda: _described(3.0, 250_000),
+    "dp_group_means_described_1": lambda: _described(1.0, 200_000),
+    "dp_group_means_described_8": lambda: _described(8.0, 120_000),
     "dp_mean_trimmed": _dp_mean_trimmed,
     # The two entries of the parameters change places.
     "dp_iterative_hard_thresholding": lambda: _peeled(epsilon=2.0, delta=0.05),

@@ -3,7 +3,6 @@
 import contextlib
 import importlib
 import sys
-import types
 import unittest
 from collections import Counter
 from fnmatch import fnmatch
@@ -12,10 +11,8 @@ from unittest.mock import patch
 
 import pytest
 
-from benchmarks.conformance.adapter import ADAPTERS
+from benchmarks.conformance.adapter import USED, patched
 from benchmarks.conformance.command import KINDS
-
-USED: set[str] = set()  # names of adapters, since a case began
 
 
 def run(package: str, path: Path, expression: str, differs: dict[str, str]):
@@ -46,8 +43,8 @@ class _Cases:
     def pytest_collection_modifyitems(self, items):
         for module in {item.module for item in items}:
             for name, value in list(vars(module).items()):
-                if isinstance(value, types.ModuleType):
-                    setattr(module, name, _StandIn(value))
+                if (seen := patched(value)) is not value:
+                    setattr(module, name, seen)
 
     def pytest_runtest_setup(self):
         USED.clear()
@@ -77,17 +74,3 @@ class _Cases:
         reasons = {kind: dict(self.reasons[kind]) for kind in KINDS[2:]}
         counts = {kind: self.reasons[kind].total() for kind in KINDS}
         return counts | {"reasons": reasons, "failures": self.failures}
-
-
-class _StandIn(types.ModuleType):
-    """A module as a test sees it, with adapters; dpjax itself uses the module."""
-
-    def __init__(self, module):
-        super().__init__(module.__name__)
-        self.module = module
-
-    def __getattr__(self, name):
-        full = f"{self.__name__}.{name}"
-        if full in ADAPTERS:
-            USED.add(full)
-        return ADAPTERS.get(full, getattr(self.module, name))

@@ -1,7 +1,7 @@
 """The command and the page: the peers' own tests, with dpjax in place of the peers."""
 
 import multiprocessing
-import tarfile
+import shutil
 import tempfile
 import tomllib
 from concurrent.futures import ProcessPoolExecutor
@@ -22,13 +22,16 @@ def conform(peers: Path, out: Path = PATH) -> None:
     about = record.about_run((*record.PACKAGES, *SUITES))
     with tempfile.TemporaryDirectory() as folder:
         for package, suite in SUITES.items():
-            source = peers / f"{NAMES[package]}.tar.gz"
+            name = NAMES[package]
+            sources = [*peers.glob(f"{name}.tar.gz"), *peers.glob(f"{name}-*.whl")]
             is_installed = about["versions"][package] == suite["version"]
-            if not source.is_file() or not is_installed:
-                print(f"{package}: skipped; needs {source}, and this version installed")
+            if not sources or not is_installed:
+                print(f"{package}: skipped; needs {peers / name}, and it installed")
                 continue
-            with tarfile.open(source) as packed:
-                packed.extractall(folder, filter="data")
+            if sources[0].suffix == ".whl":
+                shutil.unpack_archive(sources[0], Path(folder, name), "zip")
+            else:
+                shutil.unpack_archive(sources[0], folder, filter="data")
             places = [(package, file) for file in suite["files"]]
             of_one = partial(_file, Path(folder) / NAMES[package] / suite["tests"])
             record.fill(out, places, of_one, again=True, about=about)
@@ -57,7 +60,8 @@ def write(output: Path | None = None) -> list[Path]:
     lines.append(["all", "", *(sum(line[i] for line in lines) for i in range(2, 7))])
     kinds = [kind.replace("_", " ") for kind in KINDS]
     results = page.table(["tests of", "file", "taken", *kinds], lines)
-    downloads = " ".join(name.replace("-", "==") for name in NAMES.values())
+    names = [name for name in NAMES.values() if "statsmodels" not in name]  # a wheel
+    downloads = " ".join(name.replace("-", "==") for name in names)
     parts = {
         "download": f"python -m pip download --no-deps --no-binary :all: {downloads}",
         "results": results,

@@ -114,7 +114,8 @@ def test_adapters_stand_for_what_peers_have(tmp_path):
     for package in conformance.SUITES:
         importlib.import_module(f"benchmarks.conformance.of_{package}")
     for module, _, name in (x.rpartition(".") for x in adapter.ADAPTERS):
-        assert hasattr(importlib.import_module(module), name)
+        if importlib.util.find_spec(module.split(".")[0]):
+            assert hasattr(importlib.import_module(module), name)
     conformance.conform(tmp_path, out := tmp_path / "conformance.json")
     assert not out.exists()  # skipped, without archives
     rows = record.read(conformance.PATH).rows.values()

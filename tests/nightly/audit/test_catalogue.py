@@ -6,6 +6,7 @@ import types
 
 import dp_accounting
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -13,7 +14,8 @@ from benchmarks import guarantees
 from benchmarks.audits import catalogue
 from benchmarks.audits import mechanisms as of_mechanisms
 from benchmarks.audits.catalogue import LAYERS, cases, names_of
-from dpjax import accounting, estimators, loading, mechanisms
+from benchmarks.audits.transcripts import transcribed
+from dpjax import accounting, estimators, loading, mechanisms, solvers
 from dpjax.audit import epsilon_lower_bound
 from dpjax.estimators import Estimator
 
@@ -21,27 +23,26 @@ from dpjax.estimators import Estimator
 # not that of its layer.
 LEAST = {"mechanisms": 0.3, "transforms": 0.85, "solvers": 0.85, "models": 0.2}
 SHOWN = """
+0.0 dp_linear_model_intervals_1
 0.1 privatize_trimmed_mean_smooth dp_multiparty_objective_perturbation
-0.15 dp_additive_model_choice dp_additive_model_sample
+0.15 dp_additive_model_choice dp_additive_model_sample dp_additive_model_1
 0.2 dp_multiparty_gradient_descent
-0.25 dp_additive_model dp_linear_model_exposures dp_linear_model_outputs
-  dp_linear_model_intervals
 0.3 dp_gradient_descent_trimmed dp_linear_model_features
-0.35 dp_quantile
-0.4 dp_center_and_scale
-0.45 dp_linear_model_sample dp_additive_model_bends
-0.5 dp_mean dp_group_means dp_gradient_descent_poisson
-  dp_gradient_descent_without_replacement dp_gradient_descent_bins
-  dp_iterative_hard_thresholding dp_sparse_linear_regression_scaled
-  dp_linear_model_intercept private_training_bins private_training_recipe
+0.35 dp_quantile dp_linear_model_intervals
+0.45 dp_linear_model_sample
+0.5 dp_gradient_descent_poisson dp_gradient_descent_without_replacement
+  dp_gradient_descent_bins dp_iterative_hard_thresholding
+  dp_sparse_linear_regression_scaled private_training_bins private_training_recipe
 0.55 privatize_trimmed_mean peel peel_laplace dp_mean_trimmed dp_frank_wolfe_composed
   dp_iterative_hard_thresholding_pure dp_sparse_linear_regression
-  dp_linear_model_offsets
-0.6 privatize_correlated_cyclic dp_mean_geometric_median dp_gradient_descent_cyclic
-  dp_linear_model dp_linear_model_weights
-0.65 dp_gradient_descent_group
+  dp_linear_model_outputs dp_linear_model_intervals_8
+0.6 privatize_correlated_cyclic dp_gradient_descent_cyclic dp_center_and_scale
+0.65 dp_gradient_descent_group dp_linear_model_intercept dp_linear_model_offsets
+  dp_linear_model_exposures dp_linear_model_1
 0.7 frank_wolfe private_training_monitor dp_objective_perturbation
-  dp_sample_and_aggregate
+  dp_sample_and_aggregate dp_additive_model dp_additive_model_bends
+0.75 dp_group_means
+0.8 dp_linear_model_weights dp_group_means_described_1 dp_linear_model_units
 """
 # Lines of a share and its names.
 SHOWN = {
@@ -129,6 +130,24 @@ def test_the_attack_sees_a_score_with_little_noise(name, monkeypatch):
         for x in (case.data, case.neighbor)
     ]
     assert min(sides[1]) - max(sides[0]) > np.std(sides[0])
+
+
+def test_a_transcript_shows_weak_noise_and_a_result_without_any():
+    stddev = accounting.gaussian_stddev(4.0, 1e-5, sensitivity=1.0)
+    event = dp_accounting.GaussianDpEvent(stddev)
+    privacy = accounting.PrivacyGuarantee.of(4.0, 1e-5, dp_event=event)
+
+    def audit(share, leak):
+        def solve(key, x):
+            noisy = mechanisms.gaussian(key, x, stddev=share * stddev)
+            return solvers.Solution(noisy + leak * x, privacy, {})
+
+        case = transcribed(solve, jnp.zeros(2), jnp.array([0.6, 0.8]))
+        return case.audit(key=jax.random.key(0), num_releases=20_000).epsilon
+
+    assert 3.0 < audit(1.0, 0.0) <= 4.0 < audit(0.8, 0.0)
+    with pytest.raises(AssertionError, match="depends on records without noise"):
+        audit(1.0, 1.0)
 
 
 @pytest.mark.parametrize("share", [1.0, 0.2])
