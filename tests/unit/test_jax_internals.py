@@ -1,16 +1,19 @@
-"""Canaries: what the library takes from JAX beside its stable interface.
+"""Canaries: what the library takes from other packages beside stable interfaces.
 
 Where one fails after an upgrade, the file that it names is the one to look at.
 """
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
+from dp_accounting import pld
 from jax.extend import core
 
 from dpjax import _validate
 from dpjax._tree import materialized
 from dpjax.gradients._loss import evaluate, is_plain_jit
+from dpjax.mechanisms import BandedToeplitz
 
 
 def test_numbers_are_materialized_by_a_call_on_cpu_and_a_barrier_elsewhere():
@@ -78,3 +81,23 @@ def test_processes_meet_where_parties_expect_it():
     from jax.experimental import multihost_utils
 
     assert callable(multihost_utils.process_allgather)
+
+
+def test_dp_accounting_makes_losses_from_deltas_and_from_masses():
+    # `accounting._sampled_gaussian` and `accounting._likelihood_ratios` make them.
+    deltas, masses = np.r_[1 - np.exp(-1), np.tanh(0.5), 0], np.r_[1, 0, np.e]
+    pmf = pld.pld_pmf.DensePLDPmf(1.0, -1, masses / (1 + np.e), 0, True)
+    connect_dots = pld.pld_pmf.create_pmf_pessimistic_connect_dots
+    for one in pmf, connect_dots(1.0, np.arange(-1, 2), deltas):
+        losses = pld.privacy_loss_distribution.PrivacyLossDistribution(one)
+        assert losses.get_delta_for_epsilon(0.0) == pytest.approx(np.tanh(0.5))
+
+
+def test_jax_privacy_counts_guesses_and_optimizes_strategies():
+    # `audit._one_run` and `mechanisms._strategy` take both.
+    auditing = pytest.importorskip("jax_privacy.auditing")
+    auditor = auditing.CanaryScoreAuditor(np.arange(1.0, 21.0), np.zeros(1))
+    threshold = auditing.Explicit(1.0)
+    epsilon = auditor.epsilon_one_run(0.05, 1e-300, threshold_strategy=threshold)
+    assert (1 + np.exp(-epsilon)) ** -20 == pytest.approx(0.05)  # 20 of 20 are right
+    assert BandedToeplitz.optimal(4, 2).num_bands == 2
