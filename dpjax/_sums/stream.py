@@ -376,10 +376,10 @@ def programs_in(equation: core.JaxprEqn) -> Iterator[core.ClosedJaxpr]:
     """Yields the programs inside an equation, such as the body of a loop."""
     for value in equation.params.values():
         for program in value if isinstance(value, tuple | list) else (value,):
-            if isinstance(program, core.Jaxpr):
-                yield core.ClosedJaxpr(program, [])
-            elif isinstance(program, core.ClosedJaxpr):
+            if isinstance(program, core.ClosedJaxpr):  # since JAX 0.12 all are
                 yield program
+            elif isinstance(program, core.Jaxpr):
+                yield core.ClosedJaxpr(program, [])
 
 
 def _inner(equation, place):

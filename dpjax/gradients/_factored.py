@@ -162,9 +162,8 @@ def _through_scan(place: Place, equation: Any, inputs: list, shifts, run):
     `inputs` are the inputs of `equation`, the scan. `shifts` and residuals are those of
     `_with_shifts`, stacked by iteration, and `run` is this function with its sites.
     """
-    params = equation.params
-    num_whole, num_carried = params["num_consts"], params["num_carry"]
-    consts, rest = inputs[:num_whole], inputs[num_whole:]
+    params, (begin, end) = equation.params, _carry_of(equation)
+    consts, num_carried = inputs[:begin], end - begin
 
     # Shifts and residuals are sliced and stacked by iteration, as slices and results.
     def body(carry, sliced):
@@ -174,9 +173,22 @@ def _through_scan(place: Place, equation: Any, inputs: list, shifts, run):
         return results[:num_carried], (results[num_carried:], residuals)
 
     options = {name: params[name] for name in ("length", "reverse", "unroll")}
-    sliced = rest[num_carried:], shifts
-    last, (each, residuals) = jax.lax.scan(body, rest[:num_carried], sliced, **options)
+    sliced = inputs[end:], shifts
+    last, (each, residuals) = jax.lax.scan(body, inputs[begin:end], sliced, **options)
     return [*last, *each], residuals
+
+
+def _carry_of(scan: Any) -> tuple[int, int]:
+    """Returns where the carry begins and ends among the inputs of a `scan`."""
+    # Constants, carry and slices have no common names in all versions of JAX. Slices
+    # and stacked results have one axis less inside, and the carry is what is returned.
+    inner = scan.params["jaxpr"].jaxpr
+    by_step = [
+        sum(x.aval.ndim > y.aval.ndim for x, y in zip(*pair, strict=True))
+        for pair in ((scan.invars, inner.invars), (scan.outvars, inner.outvars))
+    ]
+    end = len(scan.invars) - by_step[0]
+    return end - (len(scan.outvars) - by_step[1]), end
 
 
 def _through_remat(place: Place, equation: Any, inputs: list, shifts, run):
@@ -469,16 +481,14 @@ def _inside(equation: Any, operands: dict[int, Image], place: Place):
         return [(x, (*place, b)) for b, x in enumerate(branches)], passed
     if kind is not core.primitives.scan_p or params["length"] == 0:
         return [], {}
-    num_whole, length = params["num_consts"], params["length"]
-    num_carried = num_whole + params["num_carry"]
-    passed = {}
+    passed, (begin, end) = {}, _carry_of(equation)
     for k, image in operands.items():
-        moves, is_each = image.moves, k >= num_carried
-        if num_whole <= k < num_carried:  # a carry changes
+        moves, is_each = image.moves, k >= end
+        if begin <= k < end:  # a carry changes
             continue
         if is_each:
             moves = Moves((*moves, EACH))
-        loops = (*image.loops, Loop(length, is_each))
+        loops = (*image.loops, Loop(params["length"], is_each))
         passed[k] = Image(image.leaf, moves, loops)
     return [(params["jaxpr"].jaxpr, place)], passed
 
