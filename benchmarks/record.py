@@ -102,9 +102,7 @@ def merge(parts: Iterable[Record], path: Path) -> Record:
 Found = tuple[Mapping[Place, Row], Mapping[str, Mapping[str, Any]]]  # rows and facts
 
 
-def fill(
-    path, places, run, *, is_there=lambda row, place: True, again=False, about=None
-) -> None:
+def fill(path, places, run, *, is_there=lambda row, place: True, about=None) -> None:
     """Runs the places that a record lacks, and merges what each finds as it comes.
 
     `run` returns the rows of a place, and facts of what they are of; None where there
@@ -115,8 +113,7 @@ def fill(
     known = read(path).rows if path.exists() else {}
     about = about_run() if about is None else about
     for place in places:
-        row = known.get(place)
-        if row is not None and is_there(row, place) and not again:
+        if place in known and is_there(known[place], place):
             continue
         if (found := run(place)) is not None:
             rows = {where: {**one, "run": 0} for where, one in found[0].items()}

@@ -23,7 +23,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from benchmarks.record import RESULTS, ROOT, Found, Place, Record, about_run, fill
+from benchmarks import record
+from benchmarks.record import RESULTS, ROOT, Found, Place, Record
 from benchmarks.speed.case import Case, Measurement, Method
 from benchmarks.speed.suites import CASES, SUITES
 from dpjax._files import check_file
@@ -217,11 +218,10 @@ def add_arguments(parser):
 
 
 def main(suite: str, case: Sequence[str] | None, out: Path | None) -> None:
-    """Measures, and merges each case into the record as it comes."""
+    """Measures what this state of the machine and the code lacks, case by case."""
     names = [one.name for one in SUITES[suite]]
-    for name in case or ():
-        if name not in names:
-            raise ValueError(f"case = {name!r}: must be one of {', '.join(names)}")
+    for name in {*(case or ())} - {*names}:
+        raise ValueError(f"case = {name!r}: must be one of {', '.join(names)}")
     if suite == "gpu" and jax.default_backend() == "cpu":
         raise ValueError("suite = gpu: must run on a GPU")
     out = out or RESULTS / f"{suite}.json"
@@ -239,13 +239,16 @@ def main(suite: str, case: Sequence[str] | None, out: Path | None) -> None:
                 print(f"  left out: {name}: {row['left_out']}", flush=True)
         return rows, facts
 
-    about = about_run(PACKAGES) | {
+    about = record.about_run(PACKAGES) | {
         "started": datetime.now().isoformat(timespec="seconds"),
         "load_before": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
         "floor": floor(),
     }
-    places = [(name,) for name in case or names]
-    fill(out, places, run, again=True, about=about)
+    known = record.read(out) if out.exists() else Record()
+    same = [all(one[x] == about[x] for x in record.FACTS) for one in known.runs]
+    done = {place[0] for place, row in known.rows.items() if same[row["run"]]}
+    places = [(name,) for name in case or names if case or name not in done]
+    record.fill(out, places, run, about=about)
     print(out)
 
 

@@ -15,7 +15,7 @@ from benchmarks.speed import measure, page, peers
 from benchmarks.speed.case import Case, Measurement, Method, Target
 from benchmarks.speed.measure import results
 from benchmarks.speed.models import MODELS
-from benchmarks.speed.suites import CASES
+from benchmarks.speed.suites import CASES, SUITES
 from benchmarks.utility import page as utility
 from dpjax import estimators, robust_grad
 from tests.nightly import test_utility
@@ -128,7 +128,7 @@ def test_a_broken_record_is_refused(cpu, old, new):
     assert not (cpu.parent / "pages").exists()
 
 
-def test_a_run_replaces_its_cases(cpu, monkeypatch):
+def test_a_run_replaces_its_cases_and_goes_on(cpu, monkeypatch):
     monkeypatch.setattr(measure, "floor", lambda: SPEED)
     monkeypatch.setattr(jax.config, "update", lambda *_: None)
     name = "gradient-decoder"
@@ -139,6 +139,10 @@ def test_a_run_replaces_its_cases(cpu, monkeypatch):
     assert after[name].find("Clipping").seconds == 5.0
     assert len(record.read(cpu).runs) == 2
     assert after["gradient-mlp"] == results(made_up())["gradient-mlp"]
+    monkeypatch.setattr(measure, "run_case", lambda case: seen.append(case) or ({}, {}))
+    seen = []
+    main(["run", "--out", str(cpu)])  # it goes on where the first one ended
+    assert seen == [one for one in SUITES["cpu"] if one.name != name]
 
 
 def test_a_case_runs_and_leaves_out_what_fails():
