@@ -163,14 +163,13 @@ def _through_scan(place: Place, equation: Any, inputs: list, shifts, run):
     `_with_shifts`, stacked by iteration, and `run` is this function with its sites.
     """
     params, (begin, end) = equation.params, _carry_of(equation)
-    consts, num_carried = inputs[:begin], end - begin
 
     # Shifts and residuals are sliced and stacked by iteration, as slices and results.
     def body(carry, sliced):
         slices, shifts = sliced
-        args = [*consts, *carry, *slices]
+        args = [*inputs[:begin], *carry, *slices]
         results, residuals = run(shifts, params["jaxpr"], args, place)
-        return results[:num_carried], (results[num_carried:], residuals)
+        return results[: end - begin], (results[end - begin :], residuals)
 
     options = {name: params[name] for name in ("length", "reverse", "unroll")}
     sliced = inputs[end:], shifts
@@ -183,12 +182,11 @@ def _carry_of(scan: Any) -> tuple[int, int]:
     # Constants, carry and slices have no common names in all versions of JAX. Slices
     # and stacked results have one axis less inside, and the carry is what is returned.
     inner = scan.params["jaxpr"].jaxpr
-    by_step = [
-        sum(x.aval.ndim > y.aval.ndim for x, y in zip(*pair, strict=True))
+    end, num_carried = (
+        sum(x.aval.ndim == y.aval.ndim for x, y in zip(*pair, strict=True))
         for pair in ((scan.invars, inner.invars), (scan.outvars, inner.outvars))
-    ]
-    end = len(scan.invars) - by_step[0]
-    return end - (len(scan.outvars) - by_step[1]), end
+    )
+    return end - num_carried, end
 
 
 def _through_remat(place: Place, equation: Any, inputs: list, shifts, run):
@@ -483,11 +481,10 @@ def _inside(equation: Any, operands: dict[int, Image], place: Place):
         return [], {}
     passed, (begin, end) = {}, _carry_of(equation)
     for k, image in operands.items():
-        moves, is_each = image.moves, k >= end
         if begin <= k < end:  # a carry changes
             continue
-        if is_each:
-            moves = Moves((*moves, EACH))
+        is_each = k >= end
+        moves = Moves((*image.moves, EACH)) if is_each else image.moves
         loops = (*image.loops, Loop(params["length"], is_each))
         passed[k] = Image(image.leaf, moves, loops)
     return [(params["jaxpr"].jaxpr, place)], passed

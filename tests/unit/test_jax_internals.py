@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from dp_accounting import pld
+from jax.experimental.multihost_utils import process_allgather
 from jax.extend import core
 
 from dpjax import _validate
@@ -76,10 +77,7 @@ def test_split_keys_are_the_words_of_which_bits_are_the_exclusive_or():
     assert (words[..., 0] ^ words[..., 1] == bits).all()
 
 
-def test_processes_meet_where_parties_expect_it():
-    from jax.experimental import multihost_utils
-
-    assert callable(multihost_utils.process_allgather)
+assert callable(process_allgather)  # `parties._transport`
 
 
 def test_dp_accounting_makes_losses_from_deltas_and_from_masses():
@@ -93,8 +91,7 @@ def test_dp_accounting_makes_losses_from_deltas_and_from_masses():
 
 
 def test_jax_privacy_counts_guesses_and_optimizes_strategies():
-    # `audit._one_run` and `mechanisms._strategy` take both.
-    auditing = pytest.importorskip("jax_privacy.auditing")
+    auditing = pytest.importorskip("jax_privacy.auditing")  # as `audit._one_run` does
     auditor = auditing.CanaryScoreAuditor(np.arange(1.0, 21.0), np.zeros(1))
     threshold = auditing.Explicit(1.0)
     epsilon = auditor.epsilon_one_run(0.05, 1e-300, threshold_strategy=threshold)

@@ -88,7 +88,10 @@ class RunFolder(NamedTuple):
         if not (self.path / _KEY).exists():
             return None
         _, content = _store.unpacked(self.path / _KEY)
-        return key_of_words(content["key"])
+        words = content.get("key", np.zeros(0, np.uint32))
+        is_key = words.dtype == np.uint32 and words.shape in ((2,), (8,))
+        _validate.require(is_key, "--checkpoint", str(self.path), "a folder of a run")
+        return key_of_words(words)
 
     def bound(self, key: Key, parts: Iterable[bytes]) -> "RunFolder":
         """Returns the folder tied to a run by a digest; raises if it has another key.
