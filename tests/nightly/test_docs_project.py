@@ -85,7 +85,7 @@ def test_the_lowest_versions_that_are_tried_are_those_of_the_project():
     wanted, extras = list(PROJECT["dependencies"]), PROJECT["optional-dependencies"]
     lines = (ROOT / ".ci" / "lowest.txt").read_text().splitlines()
     pinned = dict(line.split("==") for line in lines if line and line[0] != "#")
-    for name in ("experiments", "export", "loading", "parties", "sklearn", "test"):
+    for name in ("excel", "experiments", "export", "loading", "parties", "sklearn", "test"):
         wanted += [one for one in extras[name] if not one.startswith("dpjax")]
     bounds = dict(re.split(r"(?:\[\w+\])?>=", one) for one in wanted)
     lowest = [{x: Version(y) for x, y in one.items()} for one in (pinned, bounds)]
