@@ -16,6 +16,8 @@ from dpjax._tree import materialized
 from dpjax.gradients._loss import evaluate, is_plain_jit
 from dpjax.mechanisms import BandedToeplitz
 
+assert callable(process_allgather)  # for `parties._transport`
+
 
 def test_numbers_are_materialized_by_a_call_on_cpu_and_a_barrier_elsewhere():
     # `_tree.materialized`: without the call, numbers would be made twice.
@@ -75,9 +77,6 @@ def test_split_keys_are_the_words_of_which_bits_are_the_exclusive_or():
     words = jax.random.key_data(jax.random.split(jax.random.clone(key), (3, 5)))
     bits = jax.random.bits(key, (3, 5), "uint32")
     assert (words[..., 0] ^ words[..., 1] == bits).all()
-
-
-assert callable(process_allgather)  # `parties._transport`
 
 
 def test_dp_accounting_makes_losses_from_deltas_and_from_masses():
