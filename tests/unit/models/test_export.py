@@ -3,6 +3,7 @@
 import functools
 import sqlite3
 import sys
+from contextlib import closing
 
 import jax
 import numpy as np
@@ -82,12 +83,12 @@ def by_database(engine, content):
         for at, row in enumerate(cells)
     ]
     query = f"SELECT {content.decode()} FROM t AS record ORDER BY place"
-    database = connected(engine, {"score": "INTEGER"} | columns, rows)
-    return [value for (value,) in database.execute(query).fetchall()]
+    with connected(engine, {"score": "INTEGER"} | columns, rows) as database:
+        return [value for (value,) in database.execute(query).fetchall()]
 
 
 def connected(engine, columns, rows):
-    """Returns a database with a table of these rows, each with its place."""
+    """Returns a database with a table of these rows, and places, for a `with` block."""
     if engine == "sqlite":
         connection = sqlite3.connect(":memory:")
     else:
@@ -95,10 +96,9 @@ def connected(engine, columns, rows):
         connection = duckdb.connect()
     names = ", ".join(f"{quoted(name)} {kind}" for name, kind in columns.items())
     connection.execute(f"CREATE TABLE t (place INTEGER, {names})")
-    marks = ", ".join("?" * (len(columns) + 1))
-    for place, row in enumerate(rows):
-        connection.execute(f"INSERT INTO t VALUES ({marks})", [place, *row])
-    return connection
+    command = f"INSERT INTO t VALUES ({', '.join('?' * (len(columns) + 1))})"
+    connection.executemany(command, [[place, *row] for place, row in enumerate(rows)])
+    return closing(connection)
 
 
 def session_of(made):
@@ -217,7 +217,7 @@ def sql():
 
 
 def same_cells(engine, kind, cells):
-    """Returns a database with a table whose columns have the same cells."""
+    """Returns a database with a table whose columns have the same cells, as above."""
     columns = dict.fromkeys(CELL_COLUMNS, kind)
     return connected(engine, columns, [[cell] * len(columns) for cell in cells])
 
@@ -232,9 +232,9 @@ def predicted(cells, dtype):
 @pytest.mark.parametrize("kind", KINDS)
 def test_databases_read_each_cell_as_predict_does(kind):
     cells, engine, dtype = KINDS[kind]
-    connection = same_cells(engine, kind, cells)
     query = f'SELECT "far", {sql()} FROM t AS record ORDER BY place'
-    stored, scores = zip(*connection.execute(query).fetchall(), strict=True)
+    with same_cells(engine, kind, cells) as connection:
+        stored, scores = zip(*connection.execute(query).fetchall(), strict=True)
     if dtype is None:  # a type for each cell
         expected = np.concatenate([predicted([cell], type(cell)) for cell in stored])
     else:
@@ -246,10 +246,10 @@ def test_databases_read_each_cell_as_predict_does(kind):
 @pytest.mark.parametrize("engine", MISSING)
 def test_a_column_that_is_not_there_is_an_error(engine):
     for name in CELL_COLUMNS:
-        connection = same_cells(engine, "VARCHAR", ["1"])
-        connection.execute(f'ALTER TABLE t DROP COLUMN "{name}"')
-        with pytest.raises(Exception, match=name):
-            connection.execute(f"SELECT {sql()} FROM t AS record").fetchall()
+        with same_cells(engine, "VARCHAR", ["1"]) as connection:
+            connection.execute(f'ALTER TABLE t DROP COLUMN "{name}"')
+            with pytest.raises(Exception, match=name):
+                connection.execute(f"SELECT {sql()} FROM t AS record").fetchall()
 
 
 def test_a_runtime_reads_each_cell_as_predict_does_or_stops():
