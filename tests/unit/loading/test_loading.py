@@ -75,11 +75,11 @@ def test_records_are_read_as_they_were_written(kind, tmp_path):
     for name, values in COLUMNS.items():
         np.save(tmp_path / f"{name}.npy", values)
     is_missing = kind == "parquet with missing"
+    pytest.importorskip("pyarrow", "25" if is_missing else None)  # writes missing lists
     if kind == "mapped":
         source = MemoryMapped({name: tmp_path / f"{name}.npy" for name in COLUMNS})
     else:
-        paths = write_parquet(tmp_path, is_missing)
-        source = Parquet(paths, {name: name for name in COLUMNS})
+        source = Parquet(write_parquet(tmp_path, is_missing), {x: x for x in COLUMNS})
     assert len(source) == N
     for rows in ROWS:
         for name, values in source[rows].items():
