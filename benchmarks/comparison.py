@@ -84,8 +84,7 @@ def run(suites, part, *, methods, problems, epsilons, repetitions, out, again) -
         out,
         product(problems, methods, map(float, epsilons)),
         found,
-        is_there=lambda row, _: len(row["excess"]) >= repetitions,
-        again=again,
+        is_there=lambda row, _: not again and len(row["excess"]) >= repetitions,
         about=record.about_run((*PACKAGES, *suite.packages)),
     )
 
