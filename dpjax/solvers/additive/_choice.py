@@ -88,10 +88,11 @@ def released_gain(
     tested = _tested(kind, examples, predictions, constant)
     functions, slopes, curvatures, num_clipped = tested
     moments = curvatures, moments_key, multipliers["bend_moments"]
-    bends = _bends(functions, _straightened(kind.axis_name, functions, *moments))
+    matrix = _straightened(kind.axis_name, functions, *moments)
+    bends, lengths = _bends(functions, matrix, slopes)
     norm = noisy_quantile(
         size_key,
-        gathered(row_norms(bends) * row_norms(slopes)),
+        gathered(lengths),
         num_above=num_clipped,
         noise_multiplier=multipliers["bend_size"],
     )
@@ -193,10 +194,16 @@ def _straightened(
 
 
 @jax.jit
-def _bends(functions: jax.Array, matrix: jax.Array) -> jax.Array:
-    """Returns functions without their straight parts, shape (n, 2 k)."""
+def _bends(
+    functions: jax.Array, matrix: jax.Array, slopes: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Returns functions without straight parts, (n, 2 k), and norms of products (n,).
+
+    They are the products of a record's functions and its `slopes`, (n, K).
+    """
     bends = jnp.einsum("nkj,kij->nki", functions, matrix, precision="highest")
-    return bends.reshape(len(bends), -1)
+    bends = bends.reshape(len(bends), -1)
+    return bends, row_norms(bends) * row_norms(slopes)
 
 
 @partial(jax.jit, static_argnums=0)

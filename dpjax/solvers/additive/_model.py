@@ -11,7 +11,7 @@ import numpy as np
 
 from dpjax import _keys, _validate
 from dpjax._sharding import check_key_of_rows
-from dpjax._types import ArrayLike, Key
+from dpjax._types import ArrayLike, Key, Scalar
 from dpjax.losses import LinearLoss
 from dpjax.solvers.additive._choice import (
     RARE_SHARE,
@@ -340,19 +340,19 @@ def _chosen_terms(
 
     def final(key: Key, index: int) -> tuple[Curves, dict[str, Any]]:
         """Releases the model of an index, as in `_Choice.which`, and its stats."""
-        rare = jnp.zeros(0, "int32") if choice.rare is None else choice.rare
-        finest = rare[: max(index - len(models), 0)]
+        num_finest = max(index - len(models), 0)
+        finest = None if choice.rare is None else choice.rare[:num_finest]
         bent = [*models, terms][min(index, len(models))]
         multiplier = noise_multiplier / math.sqrt(rest)
         fitted, stats, *_ = bent.fit(examples, key, multiplier, execution, finest)
         of_fit = {name: rest * share for name, share in stats["shares"].items()}
         stats |= {"noise_multiplier": noise_multiplier, "gain": choice.gain}
         stats["shares"] = choice.shares | of_fit
+        if finest is None:
+            return at_knots(bent.curves(fitted), terms.knots), stats
         num_wide = len(fitted) - len(NARROW) * len(finest)
         params = at_knots(bent.curves(fitted[:num_wide]), terms.knots)
-        if choice.rare is not None:
-            params = at_finest(params, finest, fitted[num_wide:])
-        return params, stats
+        return at_finest(params, finest, fitted[num_wide:]), stats
 
     if _validate.is_concrete(choice.which):
         return final(key, int(choice.which))
@@ -409,20 +409,16 @@ def _released_choice(
         kind,
         bending,
         predictions,
-        line_stats.get("constant", jnp.zeros((), predictions.dtype)),
+        line_stats.get("constant", np.zeros((), predictions.dtype)),
         key=gain_key,
         noise_multiplier=noise_multiplier,
         shares=shares,
     )
-    if "target_size" in line_stats:
-        ratio = line_stats["target_size"] / (TAIL_RATIO * slope_norm)
-        threshold *= jnp.clip(ratio, *TAIL_FACTORS)
-    elif not kind.has_labels:
+    size = line_stats.get("target_size")
+    if size is None and not kind.has_labels:
         threshold *= TAIL_FACTORS[1]
     stddev = noise / shares["bends"]
-    which = (gain > threshold + 2 * stddev).astype("int32")
-    if num_models > 1:
-        which += (gain > stddev).astype("int32")
+    which = _which(num_models > 1, gain, threshold, stddev, size, slope_norm)
     if not rare_key:
         return _Choice(which, gain, None, shares)
     shares["rare_columns"] = RARE_SHARE
@@ -430,6 +426,23 @@ def _released_choice(
     rare, num_rare = rare_columns(kind.axis_name, bending, *rare_key, multiplier)
     which += jnp.where(which == num_models, num_rare, 0)
     return _Choice(which, gain, rare, shares)
+
+
+@partial(jax.jit, static_argnums=0)
+def _which(
+    has_few_knots: bool,
+    gain: jax.Array,
+    threshold: Scalar,
+    stddev: Scalar,  # of the gain
+    target_size: jax.Array | None,  # with which the threshold grows
+    slope_norm: jax.Array,
+) -> jax.Array:
+    """Returns the index of the model of a gain, before narrow functions are counted."""
+    if target_size is not None:
+        ratio = target_size / (TAIL_RATIO * slope_norm)
+        threshold *= jnp.clip(ratio, *TAIL_FACTORS)
+    which = (gain > threshold + 2 * stddev).astype("int32")
+    return which + (gain > stddev).astype("int32") if has_few_knots else which
 
 
 def _residual_problem(
@@ -440,24 +453,30 @@ def _residual_problem(
     `line` has the linear model's weights. Targets and predictions are divided by
     `scale`, the residuals' scale of the Huber loss, unless it is None.
     """
-    predictions = _lines(examples.features, line, terms.intercept)
+    features = examples.features
+    bending, predictions = _lines(features, line, terms.intercept, terms.own)
     if scale is not None:  # the Huber loss has its threshold in units of it
         predictions, offsets = predictions / scale, examples.offsets / scale
         targets = examples.targets / scale
         examples = examples._replace(targets=targets, offsets=offsets)
-    bending = examples.features[:, jnp.asarray(terms.own)]
     return examples._replace(features=bending), predictions
 
 
-@partial(jax.jit, static_argnums=2)
-def _lines(features: jax.Array, weights: jax.Array, intercept: int | None) -> jax.Array:
-    """Returns the predictions of a linear model; `features` has no column of ones."""
+@partial(jax.jit, static_argnums=(2, 3))
+def _lines(
+    features: jax.Array, weights: jax.Array, intercept: int | None, own: tuple[int, ...]
+) -> tuple[jax.Array, jax.Array]:
+    """Returns the columns `own` of features, and the predictions of a linear model.
+
+    `features` has no column of ones.
+    """
     level = jnp.zeros((), weights.dtype)
     if intercept is not None:
         level = weights[intercept]
         weights = jnp.delete(weights, intercept, axis=0, assume_unique_indices=True)
     scores = jnp.matmul(features, weights, precision=jax.lax.Precision.HIGHEST)
-    return scores + jnp.broadcast_to(level, scores.shape)
+    predictions = scores + jnp.broadcast_to(level, scores.shape)
+    return features[:, jnp.asarray(own)], predictions
 
 
 @partial(jax.jit, static_argnums=1)

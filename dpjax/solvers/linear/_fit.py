@@ -338,8 +338,7 @@ def _coordinates(
         num_above=min(num_beyond, _MOST_BEYOND * num_samples),
         noise_multiplier=multipliers.radius,
     )
-    # Otherwise noise in columns of zeros would become weights of a million.
-    radius = jnp.where(radius <= _NO_ROWS, 1.0, radius)
+    radius = _positive(radius)
     share = 1.0 if kind.bends is None else _LINES
     multiplier = multipliers.moments / math.sqrt(share)
     white, z = whitened(lines, examples, radius, keys[0], multiplier)
@@ -353,19 +352,18 @@ def _coordinates(
             keys[-1],
             multipliers.moments / math.sqrt(1 - share),
         )
-    first = _first(kind, examples, z, constant, size)
-    offsets, params, gradient_norms, largest, share_large = first
-    rows = z, offsets, examples.targets, examples.weights
     share = kind.block_shares["weights"]
     num_weights = z.shape[1] * kind.loss.num_outputs
     steps = multipliers.steps  # of all steps together
     num_clipped = _CLIPPED * 2 * steps * math.sqrt(num_steps * num_weights / share)
-    most_clipped = _MOST_CLIPPED * num_samples
+    first = _first(kind, examples, z, constant, size, num_clipped)
+    offsets, params, gradient_norms, largest, num_above = first
+    rows = z, offsets, examples.targets, examples.weights
     norms: dict[str, Scalar] = {
         "weights": noisy_quantile(
             norm_key,
             gathered(gradient_norms),
-            num_above=jnp.minimum(num_clipped / share_large, most_clipped),
+            num_above=num_above,
             noise_multiplier=multipliers.gradient_size,
         )
     }
@@ -373,6 +371,13 @@ def _coordinates(
         norms["intercept"] = largest
     stats |= {"radius": radius, "share_kept": white.share_kept, "l2_clip_norms": norms}
     return Coordinates(rows, white, constant, params, norms, stats)
+
+
+@jax.jit
+def _positive(radius: jax.Array) -> jax.Array:
+    """Returns a radius; one instead of almost zero, where all rows are zeros."""
+    # Otherwise noise in columns of zeros would become weights of a million.
+    return jnp.where(radius <= _NO_ROWS, 1.0, radius)
 
 
 def _weighted(kind: ModelKind, columns: jax.Array, weights: jax.Array) -> jax.Array:
@@ -466,8 +471,13 @@ def _whitened(
 
 @partial(jax.jit, static_argnums=0)
 def _first(
-    kind: ModelKind, examples: Examples, z: jax.Array, constant: jax.Array, size: Scalar
-) -> tuple[jax.Array, dict[str, jax.Array], jax.Array, jax.Array | None, Scalar]:
+    kind: ModelKind,
+    examples: Examples,
+    z: jax.Array,
+    constant: jax.Array,
+    size: Scalar,
+    num_clipped: Scalar,
+) -> tuple[jax.Array, dict[str, jax.Array], jax.Array, jax.Array | None, jax.Array]:
     """Returns offsets, first params, and sizes of gradients, for steps in z (n, k).
 
     Offsets include the best constant prediction if no step changes it. The sizes are
@@ -475,7 +485,8 @@ def _first(
     norm, and the clip norm of the intercept's gradient, or None if the intercept takes
     no steps. z are whitened features, and targets are within ±size. With two classes
     norms are those of all records with the slope of the rarer class, because noise may
-    hide its few records; last is its share, else 1.
+    hide its few records. Last is the number of clipped records: `num_clipped`, over
+    the rarer class's share, and at most `_MOST_CLIPPED` of all.
     """
     _, targets, offsets, weights = examples
     outputs = constant.shape
@@ -483,11 +494,10 @@ def _first(
     shift = offsets.reshape(len(z), *(1 for _ in outputs))
     predictions = jnp.broadcast_to(constant, shape) + jnp.broadcast_to(shift, shape)
     slopes = weights * slope_norms(kind.loss.derivative(predictions, targets))
-    share_large: Scalar = 1.0
     if kind.has_two_classes:
         ends = kind.loss.derivative(constant, jnp.array([-1.0, 1.0], constant.dtype))
         slopes, share = weights * jnp.max(jnp.abs(ends)), kind.loss.mean_of(constant)
-        share_large = jnp.minimum(share, 1 - share)
+        num_clipped = num_clipped / jnp.minimum(share, 1 - share)
     if kind.starts_at_mean:
         offsets = offsets + constant
     params = {"weights": jnp.zeros((z.shape[1], *outputs), constant.dtype)}
@@ -495,7 +505,8 @@ def _first(
     if "intercept" in kind.block_shares:
         params["intercept"] = constant
         largest = largest_slope(kind, constant, size)
-    return offsets, params, slopes * row_norms(z), largest, share_large
+    num_above = jnp.minimum(num_clipped, _MOST_CLIPPED * len(z))
+    return offsets, params, slopes * row_norms(z), largest, num_above
 
 
 def slope_norms(slopes: jax.Array) -> jax.Array:

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 import dpjax
-from dpjax import _store, _validate
+from dpjax import _keys, _store, _validate
 from dpjax._types import Key
 from dpjax.tables._pages import image_of
 from dpjax.tables.cli._outputs import show_units_and_sample
@@ -35,7 +35,7 @@ def describe(settings: DescribeSettings) -> None:
     """
     begun = begin(settings, _NAMES)
     stage(f"Reading {settings.source}")
-    sample_key, key = jax.random.split(jax.random.clone(begun.key))
+    sample_key, key = _keys.split(jax.random.clone(begun.key))
     kinds, table = _read(settings, sample_key)
     if table.sample is None:  # without a sample the whole key is for the noise
         key = jax.random.clone(begun.key)

@@ -29,6 +29,7 @@ from dpjax.tables.models._terms import MEANS, Link, bending_features
 
 _TWEEDIE = 1.5  # the default, halfway between counts (1) and amounts (2)
 _CLASSES = "logistic", "softmax"
+_LONG = 1_000_000  # numbers in a table whose training takes longer than compiling
 # Solvers take no infinite epsilon. At this one, the noise is below every other error,
 # even in releases with a thousandth of the budget.
 NO_PRIVACY = 1e12
@@ -199,7 +200,9 @@ def train_private(
 
     on_step(name, 0, None)
     checkpoint = run_folder and solvers.Checkpoint(run_folder.states, 10)
-    execution = Execution(callback=watch, checkpoint=checkpoint)
+    # JAX keeps no compiled program that calls back, so short runs have no bar of steps.
+    is_short = data.features.size < _LONG and checkpoint is None
+    execution = Execution(callback=None if is_short else watch, checkpoint=checkpoint)
     # Rows are NumPy arrays: the solver then owns the device's copy, and can free it.
     solution = fit(plan, rows_of(data), key=key, execution=execution)
     jax.block_until_ready(solution.params)

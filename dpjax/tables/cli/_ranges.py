@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 import numpy as np
 from dp_accounting import ComposedDpEvent, NoOpDpEvent
 
-from dpjax import _validate
+from dpjax import _keys, _validate
 from dpjax._rounding import sum_up
 from dpjax._types import Key
 from dpjax.accounting import PrivacyGuarantee
@@ -132,7 +131,7 @@ def release_ranges(
         weights = trained(np.ones(len(table.units.index)))
     noise, share = planned.noise, _target_share(len(numbers))
     target = numbers.pop(table.target, None)
-    feature_key, target_key = jax.random.split(key)
+    feature_key, target_key = _keys.split(key)
     columns: dict[str, Numeric] = {}
     is_informative = planned.is_informative
     if numbers:

@@ -1,7 +1,6 @@
 """The `dpjax train` command: it reads, plans, charges, fits, writes and shows."""
 
-import jax
-
+from dpjax import _keys
 from dpjax.datasets import Dataset
 from dpjax.tables.cli import _outputs
 from dpjax.tables.cli._curator import warn_curator
@@ -27,7 +26,7 @@ def train(settings: Settings) -> None:
     """
     release = begin(settings, _outputs.NAMES)
     # Each use has its own key, so that no noise is drawn twice.
-    keys = jax.random.split(release.key, 5)
+    keys = _keys.split(release.key, 5)
     key, baseline_key, ranges_key, test_key, sample_key = keys
     ranges = schema = evaluation = scores = None
     if (name := public_name(settings.source)) is not None:

@@ -168,11 +168,16 @@ def _gathered(own: np.ndarray, devices: _sharding.Devices) -> list[np.ndarray]:
     ]
 
 
+@jax.jit
+def _words(key: Key) -> jax.Array:
+    return jax.random.bits(key, (8,), "uint32")
+
+
 class Tags:
     """Draws tags, shape (k, 2), of consecutive records, or hashes names to tags."""
 
     def __init__(self, key: Key):
-        words = np.asarray(jax.random.bits(key, (8,), "uint32"))
+        words = np.asarray(_words(key))
         self._bits = np.random.Generator(np.random.Philox(key=words[:4].view("u8")))
         self._secret = words[4:].tobytes()
 

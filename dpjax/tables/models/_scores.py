@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import _validate
+from dpjax import _keys, _validate
 from dpjax._lazy import as_html, to_frame
 from dpjax._rounding import digits
 from dpjax._tree import arrays
@@ -138,7 +138,7 @@ class Release:
     """
 
     def __init__(self, key: Key, multiplier: float):
-        self.keys = iter(jax.random.split(key))
+        self.keys = iter(_keys.split(key))
         self.multiplier = multiplier
 
     def __call__(
