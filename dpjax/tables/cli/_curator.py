@@ -12,6 +12,7 @@ import shlex
 import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +23,8 @@ from rich.table import Table
 from dpjax import _validate
 from dpjax.tables.cli import _schema, _terminal
 from dpjax.tables.cli._settings import CheckSettings, SchemaSettings, link_of
-from dpjax.tables.columns._kinds import BoundedColumn, Numeric, labels_of
+from dpjax.tables.columns import _kinds
+from dpjax.tables.columns._kinds import BoundedColumn, Numeric, dates_of, labels_of
 from dpjax.tables.io import _tables, _texts
 from dpjax.tables.io._tables import Column, column_names, read_columns
 from dpjax.tables.io._texts import UNDECODED, TextFormat, Texts, float32_of, is_mark
@@ -90,7 +92,8 @@ def check(settings: CheckSettings) -> None:
         console.print(text, soft_wrap=True)
     schema, target, _ = _schema.declared_columns(settings)
     kinds = schema.kinds(target)
-    columns = read_columns(path, [*kinds], text_format=text_format)
+    form = replace(text_format, dates=dates_of(kinds))
+    columns = read_columns(path, [*kinds], text_format=form)
     cells = {name: count_cells(kind, columns[name]) for name, kind in kinds.items()}
     console.print(_rows(schema, cells, target))
     if target is None:
@@ -141,7 +144,7 @@ def _findings(
     numeric = [kind for kind in kinds.values() if isinstance(kind, Numeric)]
     is_template = all(kind == Numeric() for kind in numeric)
     for name, kind in kinds.items():
-        if kind is not None and kind.categories:
+        if kind is not None and kind.categories and not hasattr(kind, "format"):
             is_positive = name == target and schema.link == "logit"
             text = _unmatched(kind.categories, cells[name], is_positive=is_positive)
         else:
@@ -215,6 +218,8 @@ def _unread(kind: Any, cells: Cells, *, is_template: bool) -> str:
     if cells.used <= _NEARLY_NONE * cells.total:
         looks = f"; most are {cells.looks}" if cells.looks else ""
         number = "a number from zero on" if is_amount else "a number"
+        if form := getattr(kind, "format", ""):
+            number = f"a date in the format {form}"
         return f"{cells.of_all(cells.used)} cells hold {number}{looks}."
     most = _FAR_IN_A_TEMPLATE if is_amount or is_template else 1 - _NEARLY_NONE
     if kind is None or cells.far <= most * cells.used:
@@ -245,7 +250,7 @@ def _rows(
         if kind is None:
             text, far = "number", "-"
         elif isinstance(kind, Numeric):
-            text = f"{kind.center:g} by {kind.scale:g}"
+            text = kind.text()
         elif isinstance(kind, BoundedColumn):
             text, far = f"0 to {kind.max:g}", f"{far} above"
         elif is_positive:
@@ -288,6 +293,9 @@ def count_cells(kind: _schema.Kind, column: Column) -> Cells:
         # The reference is what is not listed, unless the list is spelled otherwise.
         is_open = kind.reference is None and cells.used > 0
         return cells._replace(unread=0, reference=unread) if is_open else cells
+    if hasattr(kind, "format"):
+        (example, _), *_ = Counter(texts).most_common(1) or [("", 0)]
+        return cells._replace(looks=f"like {example[:_LONGEST]}" if texts else "")
     known, far = float32_of(column), 0
     if isinstance(kind, BoundedColumn):
         far = int(np.sum(known[is_used] > np.float32(kind.max)))
@@ -399,6 +407,7 @@ class Guess(NamedTuple):
     center: float | None = None  # a usual number; None if it is not guessed
     scale: float | None = None  # a usual distance of numbers from the center
     categories: tuple[str, ...] | None = None  # () if not guessed, None for numbers
+    dates: tuple[str, str, str] | None = None  # the first, the last, and the format
     left_out: str = ""  # why the column should be left out, if it should
     is_exposure: bool = False  # the target is in proportion to the column
     size: float | None = None  # the usual size of numbers above zero
@@ -470,11 +479,27 @@ def guess_name(name: str) -> Guess:
     return next((guess for word, guess in _GUESSES.items() if word in words), Guess())
 
 
+_DATES = _kinds.ISO, "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%Y/%m/%d", "%Y%m%d"
+
+
+def _guess_dates(column: Column, texts: Mapping[str, int]) -> Guess | None:
+    """Guesses the format of dates, and the years between which most of them are."""
+    for form in _DATES if len(texts) > 1 else ():
+        years = _kinds.Date("0001-01-01", "9999-12-31", form, "year").numbers(column)
+        years = years[~np.isnan(years)]
+        if len(years) >= 0.9 * sum(texts.values()):
+            low, high = np.quantile(years, [0.01, 0.99], method="nearest").astype(int)
+            return Guess(dates=(f"{low:04}-01-01", f"{high:04}-12-31", form))
+    return None
+
+
 def guess_cells(column: Column) -> Guess:
-    """Guesses a column's center and scale, or categories, by its cells: not private."""
+    """Guesses a column's range, format or categories by its cells: not private."""
     known = float32_of(column)
     known = known[~np.isnan(known)]
     texts = {t: count for t, count in count_texts(column).items() if not is_mark(t)}
+    if len(known) == 0 and (dates := _guess_dates(column, texts)):
+        return dates
     if len(known) >= 0.9 * sum(texts.values()) > 0 and len(texts) > 2:
         low, middle, high = np.quantile(known, (1 / 6, 1 / 2, 5 / 6)).tolist()
         # Of normal numbers, the middle two thirds span about two standard deviations.
@@ -513,7 +538,10 @@ def schema_text(
         title = f"[columns.{_schema.toml_key(name)}]"
         lines = f"[exposure]\ncolumn = {_schema.toml_text(name)}\nmax = 1.0"
         if guess.left_out:
-            sections.append(f"# {title} is left out: it {guess.left_out}.\n")
+            text = f"# {title} is left out: it {guess.left_out}.\n"
+            if guess == _HAS_TIMES:
+                text += "# With first and last, public dates, it is a number of days.\n"
+            sections.append(text)
         elif not guess.is_exposure:
             sections.append(f"{title}\n{_entry(guess)}")
         elif link == "log" and not has_exposure:
@@ -556,6 +584,9 @@ _HEAD = (
 
 
 def _entry(guess: Guess) -> str:
+    if guess.dates is not None:
+        first, last, form = map(_schema.toml_text, guess.dates)
+        return f"first = {first}\nlast = {last}\nformat = {form}\n"
     if guess.categories is None:
         if guess.center is None:
             return "center = 0.0  # not guessed\nscale = 1.0\n"
@@ -585,7 +616,6 @@ def propose(settings: SchemaSettings) -> None:
     if settings.from_data:
         # Names suggest times, but may be wrong: cells that are numbers count.
         times = {name for name, guess in guesses.items() if guess == _HAS_TIMES}
-        times -= set(_tables.declared_kinds(path))
         read = [
             name
             for name, guess in guesses.items()
@@ -593,10 +623,11 @@ def propose(settings: SchemaSettings) -> None:
             and (name == target or not guess.is_exposure)
         ]
         say_to_curator(remarks_on_lines(path, text_format))
-        columns = read_columns(path, read, text_format=text_format) if read else {}
+        form = replace(text_format, dates=times)
+        columns = read_columns(path, read, text_format=form) if read else {}
         for name, column in columns.items():
             guess = guess_cells(column)
-            if name not in times or guess.center is not None:
+            if name not in times or (guess.center, guess.dates) != (None, None):
                 guesses[name] = guess
         how = "THE RECORDS, which no guarantee covers"
         _terminal.warn(

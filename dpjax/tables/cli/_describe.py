@@ -20,7 +20,7 @@ from dpjax.tables.cli._schema import Schema, declared_columns
 from dpjax.tables.cli._settings import DescribeSettings
 from dpjax.tables.cli._sources import Draw, Table, default_size, read_records
 from dpjax.tables.cli._terminal import show_paths, stage, table_of, terminal
-from dpjax.tables.columns._kinds import BoundedColumn, Numeric
+from dpjax.tables.columns._kinds import BoundedColumn, Numeric, dates_of
 from dpjax.tables.describe._description import Description
 from dpjax.tables.describe._release import MOST_RECORDS, Kind, check, release
 
@@ -52,9 +52,13 @@ def describe(settings: DescribeSettings) -> None:
             state = {"run": folder.run}
             opened = _store.opened(folder.states, state, option="--checkpoint")
             stack.enter_context(opened).claim()
+        titles = {
+            name: name if kind is None or kind.categories else kind.names(name)[0]
+            for name, kind in kinds.items()
+        }
         description = release(
-            table.columns,
-            kinds,
+            {titles[name]: column for name, column in table.columns.items()},
+            {titles[name]: kind for name, kind in kinds.items()},
             key=key,
             **run.budget._asdict(),
             by=settings.by,
@@ -106,7 +110,12 @@ def _read(settings: DescribeSettings, key: Key) -> tuple[dict[str, Kind], Table]
     rule = f"at most {most:,}, with {each} records of each unit"
     _validate.require(size is None or size <= most, "--max-records", size, rule)
     size = size or min(most, default_size(len(kinds) + (unit is not None), each))
-    numbers = [name for name, kind in kinds.items() if not (kind and kind.categories)]
+    dates = dates_of(kinds)
+    numbers = [
+        name
+        for name, kind in kinds.items()
+        if not (name in dates or (kind and kind.categories))
+    ]
     draw, schema = Draw(size, key, unit, each), Schema(kinds, None)
     return kinds, read_records(source, draw, schema, "", names, text_format, numbers)
 

@@ -294,6 +294,8 @@ def _kind_of(kind: Any) -> str:
         return f"categories: {_listed(labels_of(kind))}"
     if not isinstance(kind, Numeric):
         return f"an exposure up to {digits(kind.max)}"
+    if hasattr(kind, "format"):
+        return f"dates, {kind.text()}"
     text = f"numbers around {digits(kind.center)}, give or take {digits(kind.scale)}"
     if kind.limit < math.inf:
         text += f", held within {' and '.join(map(digits, kind.range))}"

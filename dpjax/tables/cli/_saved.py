@@ -1,6 +1,7 @@
 """Serves a saved model: prints, draws, exports and predicts, without JAX."""
 
 import csv
+import dataclasses
 import io
 import math
 from collections.abc import Iterator, Mapping
@@ -14,7 +15,7 @@ from dpjax._rounding import claim, digits
 from dpjax.tables import _pages
 from dpjax.tables.cli import _settings, _terminal
 from dpjax.tables.cli._curator import count_cells, say_to_curator, undecoded
-from dpjax.tables.columns._kinds import labels_of
+from dpjax.tables.columns._kinds import dates_of, labels_of
 from dpjax.tables.io._tables import Column, column_names, read_columns
 from dpjax.tables.io._texts import Texts, text_of
 from dpjax.tables.io._untrusted import harmless
@@ -78,10 +79,13 @@ def figure_of(model: Model, *, is_dark: bool = False) -> Any:
     """
     stated = claim(model.privacy.epsilon, model.privacy.delta)
     label, effect, _ = _words_of(model)
-    shapes = model.shapes()
-    for name, kind in model.columns.items():
+    shapes = {}
+    for name, shape in model.shapes().items():
+        kind = model.columns[name]
         if kind.categories:
-            shapes[name] = shapes[name]._replace(grid=np.array(labels_of(kind)))
+            shapes[name] = shape._replace(grid=np.array(labels_of(kind)))
+        else:
+            shapes[kind.names(name)[0]] = shape
     return _pages.plot(
         shapes,
         [*_classes_of(model)],
@@ -154,6 +158,7 @@ def _coefficients(model: Model) -> Iterator[tuple[str, str, list[Any]]]:
     weights = model.coefficients()
     for key, kind in model.columns.items():
         if not kind.categories:
+            (key,) = kind.names(key)
             yield key, "larger by 1", [weights[key]]
         for name, where in zip(kind.categories, labels_of(kind), strict=True):
             nothing = np.zeros_like(weights["intercept"])  # of the reference
@@ -174,6 +179,7 @@ def _points(model: Model) -> Iterator[tuple[str, str, list[Any]]]:
         if kind.categories:
             points = zip(labels_of(kind), values, strict=True)
         else:
+            (key,) = kind.names(key)
             how = f"{len(curves.knots)} knots" if key in bent else "a line"
             where = f"{how}, {digits(grid[0])} to {digits(grid[-1])}"
             yield key, where, [values.min(axis=0), values.max(axis=0)]
@@ -207,7 +213,8 @@ def limits_of(model: Model) -> Iterator[str]:
     for name, kind in model.columns.items():
         if not kind.categories and kind.limit < math.inf:
             low, high = (kind.center + s * kind.limit * kind.scale for s in (-1, 1))
-            by_range.setdefault(f"{low:.4g} and {high:.4g}", []).append(name)
+            ends = f"{low:.4g} and {high:.4g}"
+            by_range.setdefault(ends, []).append(*kind.names(name))
     for ends, names in by_range.items():
         verb = "is" if len(names) == 1 else "are each"
         yield f"{', '.join(names)} {verb} held within {ends}."
@@ -242,7 +249,8 @@ def predict(settings: _settings.PredictSettings) -> None:
     exposure = [] if model.exposure is None else [model.exposure.column]
     read = [name for name in (*model.columns, *exposure) if name in names]
     wanted = list(dict.fromkeys([*read, *copied])) or names[:1]
-    columns = read_columns(source, wanted, text_format=settings.text_format)
+    form = dataclasses.replace(settings.text_format, dates=dates_of(model.columns))
+    columns = read_columns(source, wanted, text_format=form)
     # The cells of a column that is not in the file count as missing.
     nothing = np.full(len(columns[wanted[0]]), np.nan)
     known = {name: columns[name] for name in read}
@@ -292,7 +300,7 @@ def _said_of_cells(model: Model, columns: Mapping[str, Column]) -> Iterator[str]
         if cells.undecoded:
             yield f"{name}: {undecoded(cells)}"
         count = cells.missing + cells.unread  # other texts are the reference
-        problem = "hold no number"
+        problem = f"hold no {'date' if hasattr(kind, 'format') else 'number'}"
         if kind.categories:
             problem = "hold no value"
             if cells.unread:
@@ -311,7 +319,8 @@ def _said_of_cells(model: Model, columns: Mapping[str, Column]) -> Iterator[str]
 def _value_of(kind: Any) -> str:
     """Returns in words the value that a missing cell of a column has in a model."""
     if not kind.categories:
-        return f"the center {digits(kind.center)}"
+        unit = kind.unit and f" {kind.unit}"
+        return f"the center {digits(kind.center)}{unit}"
     is_open = kind.reference is None
     return "none of its categories" if is_open else f"the reference {kind.reference!r}"
 

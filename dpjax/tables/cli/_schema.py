@@ -12,6 +12,13 @@
     reference = "Ghent"      # the first by default; other texts count as it. With
                              # others = "reference" each category has a weight
 
+    [columns.sold]           # dates, as days since the first; a date beyond an end
+    first = "2015-01-01"     # counts as the end
+    last = "2024-12-31"
+    format = "%d.%m.%Y"      # optional; by default as the dates above
+    part = "year"            # optional: days, year; month or weekday, as categories,
+                             # without first and last
+
     [target]                 # center and scale, as a column of numbers; or
     column = "sold"          # left out if --target names it
     positive = ["yes", "y"]  # or one text: this is +1, other texts are -1; or
@@ -34,12 +41,19 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 from dpjax import _validate
 from dpjax.tables.cli._settings import AMOUNTS, CheckSettings, DescribeSettings
-from dpjax.tables.columns._kinds import BoundedColumn, Categorical, Numeric
+from dpjax.tables.columns._kinds import (
+    LEVELS,
+    BoundedColumn,
+    Categorical,
+    Numeric,
+    date_kind,
+)
 from dpjax.tables.io._tables import column_names
 from dpjax.tables.io._untrusted import number, toml_content
 from dpjax.tables.models._terms import Link
@@ -48,6 +62,7 @@ FILL_IN = "FILL IN"  # the placeholder for categories that are not guessed
 UNFILLED = Categorical((FILL_IN,))
 Kind = Numeric | Categorical | BoundedColumn | None  # None: numbers of unknown range
 _NUMERIC, _CATEGORY = {"center", "scale"}, str | int | float
+_DATE = {"first", "last", "format", "part"}
 _BOUNDED = {"exposure", "weight"}
 # Keys that people write, and the right ones.
 _MEANT = dict.fromkeys(("classes", "levels", "labels", "values"), "categories")
@@ -222,6 +237,8 @@ def _has(entry: Any, *names: str) -> bool:
 def _column(name: str, entry: Any, allows_empty: bool) -> Numeric | Categorical | None:
     """Returns what `entry`, of [columns.name], declares; None if empty and allowed."""
     where = f"[columns.{toml_key(name)}]"
+    if isinstance(entry, dict) and _DATE & set(entry):
+        return _date(where, entry)
     if not isinstance(entry, dict) or "categories" not in entry:
         return _numeric(where, entry, allows_empty)
     rule = "a file with a list of two or more levels, all distinct texts or numbers, "
@@ -240,6 +257,21 @@ def _column(name: str, entry: Any, allows_empty: bool) -> Numeric | Categorical 
         return Categorical(labels, None if is_open else reference)
     except ValueError:  # two labels are equal, or the reference is none of them
         raise ValueError(f"--schema must be {rule}, got {entry!r}.") from None
+
+
+def _date(where: str, entry: Mapping[str, Any]) -> Numeric | Categorical:
+    is_fine = set(entry) <= _DATE | {"reference"}
+    rule = f"a file with first, last, format and part alone, of dates, in {where}"
+    is_fine &= all(isinstance(x, str | date) for x in entry.values())
+    _require(is_fine, entry, rule)
+    given = {name: str(x) for name, x in entry.items()}
+    levels = LEVELS.get(given.get("part", ""), ("",))
+    if levels[0]:
+        given = {"reference": levels[0]} | given
+    try:
+        return date_kind(**given)
+    except ValueError as why:
+        raise ValueError(f"--schema, {where}: {why}") from None
 
 
 def _numeric(where: str, entry: Any, allows_empty: bool) -> Numeric | None:

@@ -103,7 +103,7 @@ class TextOptions(Options):
             with contextlib.suppress(OSError, ValueError):
                 is_quoted = toml_content(schema).get("quoted") is True
         names = [field.name for field in dataclasses.fields(TextFormat)]
-        given: Any = {name: getattr(self, name) for name in names}
+        given: Any = {name: getattr(self, name, None) for name in names}
         given = {name: x for name, x in given.items() if x is not None}
         return TextFormat(**given | {"quoted": is_quoted})
 

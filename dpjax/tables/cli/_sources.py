@@ -17,6 +17,7 @@ from dpjax.tables.cli._curator import guess_names, schema_text
 from dpjax.tables.cli._settings import AMOUNTS, Settings, TextOptions, link_of
 from dpjax.tables.cli._terminal import SchemaNeeded
 from dpjax.tables.cli._units import Units, named, read_names, units_of
+from dpjax.tables.columns._kinds import dates_of
 from dpjax.tables.io._sample import Reservoir, Tags, order_of
 from dpjax.tables.io._tables import Column, column_names, joined, read_chunks
 from dpjax.tables.io._texts import TextFormat, Texts, float32_of, is_missing, text_of
@@ -271,7 +272,8 @@ def read_records(
     rule = f"a column of {names} that is neither a feature nor the target"
     is_fine = draw.unit is None or (draw.unit in names and draw.unit not in used)
     _validate.require(is_fine, "--unit", draw.unit, rule)
-    columns, units, sample = draw.read(path, used, text_format, numbers=numbers)
+    form = dataclasses.replace(text_format, dates=dates_of(schema.columns))
+    columns, units, sample = draw.read(path, used, form, numbers=numbers)
     num_records = len(columns[used[0]])
     # With a public list of units, whether any of them has a record is private.
     is_fine = num_records > 0 or draw.listed is not None

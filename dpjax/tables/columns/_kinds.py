@@ -8,8 +8,9 @@ import math
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass, field
+from datetime import date, datetime
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -20,6 +21,9 @@ from dpjax.tables.io._texts import Texts
 _MOST_DIGITS = 300  # float's largest number has 309
 # Programs write a whole number as 1, 1.0, 1.0e+00 or 1e+05, but 01234 and 1E5 are
 # codes, which are compared as texts.
+ISO = "%Y-%m-%d"
+# A date in this format may have a time after it, which is left out.
+_ISO_DATE = re.compile(r"([0-9]{4}-[0-9]{2}-[0-9]{2})(?:[T ].*)?")
 _PLAIN_NUMBER = re.compile(
     r"([+-]?(?:0|[1-9][0-9]*))(?:(\.0?)|(?:\.[0-9]*[eE]|e)[+-][0-9]{2,3})?"
 )
@@ -63,6 +67,11 @@ class Numeric:
         _validate.above_zero(limit=self.limit)
 
     @property
+    def unit(self) -> str:
+        """The unit of numbers, in words, if it is known."""
+        return ""
+
+    @property
     def range(self) -> tuple[float, float]:
         """The smallest and largest number in units of the column; inf without limit."""
         reach = self.scale * self.limit
@@ -78,18 +87,103 @@ class Numeric:
         """Returns the name of the column's single feature."""
         return (column_name,)
 
+    def text(self) -> str:
+        """Returns the center and the scale, as a table of columns shows them."""
+        return f"{self.center:g} by {self.scale:g}"
+
+    def numbers(self, column: np.ndarray | Texts) -> np.ndarray:
+        """Returns cells (n,) in float64, NaN where no finite number stands."""
+        return _texts.numbers_of(column)
+
     def is_read(self, column: np.ndarray | Texts) -> np.ndarray:
         """Returns which cells hold a finite number, shape (n,)."""
-        return np.asarray(np.isfinite(_texts.float32_of(column)), bool)
+        return np.isfinite(_texts.float32_of(self.numbers(column)))
 
     def encode(self, column: np.ndarray | Texts) -> np.ndarray:
         """Returns the column as float32 of shape (n, 1)."""
         _require_column(column)
         with np.errstate(over="ignore", invalid="ignore"):
-            standardized = (_texts.numbers_of(column) - self.center) / self.scale
+            standardized = (self.numbers(column) - self.center) / self.scale
             feature = standardized.astype(np.float32)
         feature[~np.isfinite(feature)] = 0.0
         return np.clip(feature, -self.limit, self.limit)[:, None]
+
+
+Part = Literal["days", "year", "month", "weekday"]
+_WEEKDAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday"
+# The parts of a date that are categories, and their levels.
+LEVELS = {"month": (*map(str, range(1, 13)),), "weekday": (*_WEEKDAYS.split(),)}
+
+
+@dataclass(frozen=True)
+class Date(Numeric):
+    """A column of dates, as numbers of days since the first, or as years.
+
+    A number is held within the two public dates. The center is halfway between them,
+    and they are two scales from it. A cell without a date counts as the center.
+
+    Args:
+        first: the earliest date, such as "2015-01-31", from which days are counted.
+        last: the latest date.
+        format: how cells are written, in the codes of Python's `strptime`; the default
+            also reads a date that a time follows.
+        part: "days" or "year".
+
+    Raises:
+        ValueError: If `first` and `last` are no dates, in order and with different
+            numbers, or the format does not hold year, month and day.
+
+    Example:
+        >>> import numpy as np
+        >>> kind = Date("2020-01-01", "2020-12-31", "%d.%m.%Y")
+        >>> cells = np.array(["31.01.2020", "31.02.2020", "1.1.2030"], object)
+        >>> kind.numbers(cells).tolist(), kind.encode(cells)[:, 0].tolist()[1:]
+        ([30.0, nan, 3653.0], [0.0, 2.0])
+    """
+
+    center: float = field(init=False, repr=False)
+    scale: float = field(init=False, repr=False)
+    limit: float = field(init=False, repr=False)
+    first: str
+    last: str
+    format: str = ISO
+    part: Part = "days"
+
+    def __post_init__(self) -> None:
+        ends = self.numbers(np.array([self.first, self.last], object), ISO)
+        rule = f'dates such as "2015-01-31", the second with a later {self.part}'
+        is_fine = self.part in ("days", "year") and ends[0] < ends[1]  # no NaN
+        _validate.require(is_fine, "first and last", (self.first, self.last), rule)
+        known = {"center": ends.mean(), "scale": np.ptp(ends) / 4, "limit": 2.0}
+        for name, value in known.items():
+            object.__setattr__(self, name, float(value))
+
+    @property
+    def unit(self) -> str:
+        """The unit of numbers, in words."""
+        return f"days since {self.first}" if self.part == "days" else "year"
+
+    def declared(self) -> dict[str, Any]:
+        """Returns the constants for JSON."""
+        dates = {"first": self.first, "last": self.last}
+        return dates | {"format": self.format, "part": self.part}
+
+    def names(self, column_name: str) -> tuple[str, ...]:
+        """Returns the name of the column's single feature, with its unit."""
+        return (f"{column_name} ({self.unit})",)
+
+    def text(self) -> str:
+        """Returns the range, as a table of columns shows it."""
+        return f"{self.first} to {self.last}, {self.part}"
+
+    def numbers(self, column: np.ndarray | Texts, format: str = "") -> np.ndarray:
+        """Returns days since the first date, or years, in float64; NaN for no date."""
+        dates = _dates(column, format or self.format)
+        if self.part == "year":
+            known = dates.astype("datetime64[Y]").astype(float) + 1970
+        else:
+            known = (dates - _dates(np.array([self.first]), ISO)).astype(float)
+        return np.where(np.isnat(dates), np.nan, known)
 
 
 @dataclass(frozen=True)
@@ -214,6 +308,91 @@ class Categorical:
         position = {as_key(name): index for index, name in enumerate(self.categories)}
         places = (position.get(as_key(cell), -1) for cell in cells)
         return np.fromiter(places, np.int64, len(cells))[codes]
+
+
+@dataclass(frozen=True)
+class DatePart(Categorical):
+    """A column of dates, of which a model sees the month, or the day of the week.
+
+    `date_kind` makes it.
+    """
+
+    format: str = ISO
+    part: Part = "month"
+
+    def declared(self) -> dict[str, Any]:
+        """Returns format and part for JSON, and the reference if there is one."""
+        known = {"format": self.format, "part": self.part}
+        return known | ({"reference": self.reference} if self.reference else {})
+
+    def indices(self, column: np.ndarray | Texts) -> np.ndarray:
+        """Returns the index of each cell's month or day, (n,); -1 for no date."""
+        dates = _dates(column, self.format)
+        if self.part == "month":
+            places = dates.astype("datetime64[M]").astype(np.int64) % 12
+        else:  # 1970-01-01 was a Thursday
+            places = (dates.astype(np.int64) + 3) % 7
+        return np.where(np.isnat(dates), -1, places)
+
+
+def date_kind(
+    first: str | None = None,
+    last: str | None = None,
+    format: str = ISO,
+    part: str = "days",
+    reference: str | None = None,
+) -> Date | DatePart:
+    """Returns the kind of a column of dates; raises `ValueError` if it is none.
+
+    Example:
+        >>> import numpy as np
+        >>> cells = np.array(["2024-02-29", "2024-02-30", "2024-12-01"])
+        >>> date_kind(part="month").indices(cells).tolist()
+        [1, -1, 11]
+    """
+    given: Any = part
+    _validate.choice(Part, part=given)
+    _check_format(format)
+    ends, is_number = (first, last), part not in LEVELS
+    is_fine = None not in ends and reference is None if is_number else not any(ends)
+    rule = "given for days and years, and left out for months and days of the week, "
+    rule += "which may have a reference"
+    _validate.require(is_fine, "first and last", ends, rule)
+    if is_number:
+        return Date(str(first), str(last), format, given)
+    return DatePart(LEVELS[part], reference, format, given)
+
+
+def dates_of(kinds: Mapping[str, Any]) -> set[str]:
+    """Returns the names of columns that are declared to hold dates."""
+    return {name for name, kind in kinds.items() if hasattr(kind, "format")}
+
+
+def _check_format(format: str) -> None:
+    example, rule = date(2001, 2, 28), f"one with year, month and day, such as {ISO}"
+    written = np.array([example.strftime(format)], object)
+    is_fine = _dates(written, format)[0] == np.datetime64(example)
+    _validate.require(bool(is_fine), "format", format, rule)
+
+
+def _dates(column: np.ndarray | Texts, format: str) -> np.ndarray:
+    """Returns cells as dates, datetime64[D] of shape (n,), NaT where none is."""
+    if isinstance(column, Texts):
+        cells, codes = column.distinct
+    else:
+        cells, codes = column.tolist(), slice(None)
+    days = (_date_of(_texts.text_of(cell), format) for cell in cells)
+    return np.array([*days], "datetime64[D]")[codes]
+
+
+def _date_of(text: str, format: str) -> date | None:
+    try:
+        if format == ISO:
+            known = _ISO_DATE.fullmatch(text)
+            return known and date.fromisoformat(known[1])
+        return datetime.strptime(text, format).date()
+    except Exception:  # whatever a cell is, it must not raise
+        return None
 
 
 def labels_of(kind: Numeric | Categorical | BoundedColumn) -> list[str]:

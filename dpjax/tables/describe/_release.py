@@ -391,7 +391,8 @@ def _of_numbers(
         ends = np.clip(within, -_LARGEST, _LARGEST)
         edges = np.linspace(ends[0], ends[1], _NUM_BINS + 1).astype(np.float32)
         edges = edges if np.all(np.diff(edges) > 0) else None
-    clipped = np.clip(float32_of(column).astype(float), *within)
+    known = float32_of(kind.numbers(column))
+    clipped = np.clip(known.astype(float), *within)
     numbers = groups.place(clipped.astype(np.float32))
     moments = dp_group_means(
         numbers,

@@ -13,7 +13,7 @@ import sys
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -167,21 +167,25 @@ def frame_names(frame: Any) -> list[str]:
     return names
 
 
-def frame_columns(frame: Any, names: list[str]) -> dict[str, Column]:
+def frame_columns(
+    frame: Any, names: list[str], dates: Collection[str] = ()
+) -> dict[str, Column]:
     """Returns columns `names` of a pandas or polars frame, an Arrow table or a mapping.
 
-    Their cells, (n,), are texts or numbers. A type of times raises `ValueError`.
+    Their cells, (n,), are texts or numbers. A type of times raises `ValueError`, unless
+    `dates` names the column: then cells are texts.
     """
     columns: dict[str, Column] = {}
     polars = sys.modules.get("polars")
     for name in names:
         column, kind = frame[name], kind_of(frame[name])
         rule = "of text or numbers"
-        _validate.require(kind != "times", f"column {name!r}", kind, rule)
+        is_fine = kind != "times" or name in dates
+        _validate.require(is_fine, f"column {name!r}", kind, rule)
         if kind and polars is not None and isinstance(column, polars.Series):
             column = _from_polars(column, PLAIN)
         elif not isinstance(column, Texts):
-            column = cells_of(column)
+            column = _texts_of_times(cells_of(column))
             # An array of floats would merge large whole numbers.
             if kind == "numbers" and column.dtype == object:
                 column = Texts(Texts.of(column).cells, is_number=True)
@@ -233,11 +237,13 @@ def _parquet_names(path: Path, text_format: TextFormat) -> list[str]:
 def _read_parquet(
     path: Path, names: list[str], text_format: TextFormat
 ) -> Iterator[dict[str, Column]]:
-    """Yields a chunk of rows as columns by name; raises for dates and lists."""
+    """Yields a chunk of rows as columns by name; raises for lists and other times."""
     with _parquet(path) as file:
         schema = file.schema_arrow
         for field in map(schema.field, names):
-            if _parquet_kind(field) not in ("numbers", "truth", "text", "bytes"):
+            fine = {"numbers", "truth", "text", "bytes"}
+            fine |= {"times"} if field.name in text_format.dates else set()
+            if _parquet_kind(field) not in fine:
                 kind = f"column {field.name!r} holds {field.type}"
                 raise ValueError(f"{kind}, not text or numbers")
         chunks = file.iter_batches(_ROWS, columns=names)
@@ -293,6 +299,10 @@ def _from_polars(cells: Any, text_format: TextFormat) -> Column:
     return Texts(cells.cast(pl.String), text_format)
 
 
+def _texts_of_times(cells: np.ndarray) -> np.ndarray:
+    return cells.astype(str) if cells.dtype.kind == "M" else cells
+
+
 def _npz_names(path: Path, text_format: TextFormat) -> list[str]:
     with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
         return list(arrays)
@@ -305,7 +315,10 @@ def _read_npz(
     columns: dict[str, Column] = {}
     with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
         for name in names:
-            columns[name] = array = arrays[name]
+            array = arrays[name]
+            if name in text_format.dates:
+                array = _texts_of_times(array)
+            columns[name] = array
             if not isinstance(array, np.ndarray):
                 raise ValueError(f"{name} is no array")
             if array.dtype.kind in "SUT" and array.ndim == 1:

@@ -6,7 +6,7 @@ No cell raises an error, and the value of a cell depends on that cell alone.
 import functools
 import importlib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,6 +49,7 @@ class TextFormat:
             blank. None: groups are not separated.
         currency: text that numbers may have before or after them.
         percent: whether numbers may have a percent sign after them: 12% is 0.12.
+        dates: columns that may have a type of times in a Parquet or NPZ file.
 
     Raises:
         ValueError: If an argument has another value.
@@ -63,6 +64,7 @@ class TextFormat:
     thousands: str | None = None
     currency: str | None = None
     percent: bool = False
+    dates: Collection[str] = ()
 
     def __post_init__(self) -> None:
         """Checks each argument; errors name the option of the command line."""

@@ -26,7 +26,7 @@ import numpy as np
 from dpjax import _validate
 from dpjax._lazy import optional
 from dpjax._rounding import claim
-from dpjax.tables.columns._kinds import Categorical
+from dpjax.tables.columns._kinds import Categorical, dates_of
 from dpjax.tables.io._texts import number_of
 from dpjax.tables.io._untrusted import printable
 from dpjax.tables.models._terms import LARGEST, MEANS, Link, Terms
@@ -150,6 +150,9 @@ def parts_of(model: "Model", terms: Terms) -> Parts:
     numbers = [terms.slopes, terms.heights]
     is_finite = all(np.isfinite(each).all() for each in numbers)
     _validate.require(is_finite, "params", numbers, "finite in a model to export")
+    rule = "none in a model to export: neither SQL nor ONNX reads all their formats"
+    dates = sorted(dates_of(model.columns))
+    _validate.require(not dates, "columns of dates", dates, rule)
     columns: list[Numbers | Levels] = []
     place = 0
     for name, kind in model.columns.items():

@@ -20,8 +20,16 @@ from dpjax import _validate
 from dpjax.tables._pages import Shape
 from dpjax.tables._statement import Statement, stored_arrays
 from dpjax.tables._summary import Summary, errors_of_sums, noise_shares, units_matrix
-from dpjax.tables.columns._kinds import BoundedColumn, Categorical, Numeric, encode
+from dpjax.tables.columns._kinds import (
+    BoundedColumn,
+    Categorical,
+    Numeric,
+    date_kind,
+    dates_of,
+    encode,
+)
 from dpjax.tables.io import _tables
+from dpjax.tables.io._texts import TextFormat
 from dpjax.tables.io._untrusted import number, of_type, well_formed
 from dpjax.tables.models import _export, _terms
 from dpjax.tables.models._terms import Terms
@@ -195,8 +203,9 @@ class Model:
         if self.exposure is not None and self.exposure.column in names:
             wanted.append(self.exposure.column)
         if path is not None:
-            return _tables.read_columns(path, wanted)
-        return _tables.frame_columns(table, wanted)
+            dates = TextFormat(dates=dates_of(self.columns))
+            return _tables.read_columns(path, wanted, text_format=dates)
+        return _tables.frame_columns(table, wanted, dates_of(self.columns))
 
     def predict_columns(self, columns: Mapping[str, _tables.Column]) -> np.ndarray:
         """Returns predictions (n,) as `predict` does, from the columns of `read`."""
@@ -481,6 +490,8 @@ def _text(content: Mapping[str, Any], name: str) -> str:
 def _kind(content: Any) -> Numeric | Categorical:
     """Returns a column's encoding from its JSON; raises if a value has a wrong type."""
     of_type(dict, "column", content)
+    if "format" in content:
+        return date_kind(**{k: of_type(str, k, value) for k, value in content.items()})
     if "categories" in content:
         names = of_type(list, "categories", content["categories"])
         names = tuple(of_type(str, "categories", name) for name in names)

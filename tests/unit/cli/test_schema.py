@@ -12,6 +12,7 @@ from dpjax.datasets import Categorical, Numeric
 from dpjax.tables.cli import _curator
 from dpjax.tables.cli._curator import Guess, guess_name, schema_text
 from dpjax.tables.cli._schema import BoundedColumn, Schema, read_schema
+from dpjax.tables.columns._kinds import Date, date_kind
 from tests.unit.cli.command import done, invoke, read_report, refused, words_of
 
 ODD_NAMES = ["age", "a b", 'quo"te', "dot.ted", "tab\t\x7f", "é", "", "back\\slash"]
@@ -36,10 +37,14 @@ def test_a_schema_has_numbers_and_categories(read):
         columns.b = {categories = ["x", 3, true]}
         columns.c = {categories = [1, 2], reference = 2}
         columns.d = {categories = ["x"], others = "reference"}
+        columns.e = {first = 2020-01-31, last = "2021-01-31", format = "%d.%m.%Y"}
+        columns.f = {part = "weekday"}
         target = {center = 0, scale = 10}
     """
     kinds = {"a": Numeric(1, 2.5), "b": Categorical(("x", "3", "true"), "x")}
     kinds |= {"c": Categorical(("1", "2"), "2"), "d": Categorical(("x",))}
+    kinds["e"] = Date("2020-01-31", "2021-01-31", "%d.%m.%Y")
+    kinds["f"] = date_kind(part="weekday", reference="Monday")
     assert read(text, link="identity") == Schema(kinds, Numeric(0, 10))
 
 
@@ -153,9 +158,12 @@ def test_one_schema_serves_every_command(here):
     town = rng.choice(["Ghent", "Lier", "Mons"], 6_000, p=[0.2, 0.5, 0.3])
     x = rng.normal(size=6_000)
     y = 2 * x + 3 * (town == "Lier") - 4 * (town == "Mons") + rng.normal(size=6_000)
-    pl.DataFrame({"x": x, "town": town, "y": y}).write_csv("data.csv")
+    since = np.datetime64("2019-03-01") + rng.integers(0, 1_000, 6_000)
+    frame = {"x": x, "town": town, "since": since.astype("datetime64[D]"), "y": y}
+    pl.DataFrame(frame).write_csv("data.csv")
     schema = done(invoke("schema", "data.csv", "--target", "y", "--from-data")).stdout
     schema = schema.replace('"Mons"', '"Mons", "Nowhere"')
+    assert 'first = "2019-01-01"\nlast = "2021-12-31"\nformat = "%Y-%m-%d"' in schema
     (here / "schema.toml").write_text(schema)
     given = "data.csv", "--schema", "schema.toml"
     assert "Nearly every column can be used." in invoke("check", *given).stdout
@@ -166,7 +174,9 @@ def test_one_schema_serves_every_command(here):
     assert intervals["level"] == 0.95
     # JSON has no infinity.
     assert weights["town=Nowhere"]["standard_error"] is None
-    assert [*weights] == ["x", "town=Lier", "town=Mons", "town=Nowhere", "intercept"]
+    days = "since (days since 2019-01-01)"
+    towns = [f"town={name}" for name in ("Lier", "Mons", "Nowhere")]
+    assert [*weights] == ["x", *towns, days, "intercept"]
     shown = words_of(done(invoke("show", "out")).stdout)
     assert "No honest interval can be had for town=Nowhere: the noise hides" in shown
     assert "Categories are compared with a reference: town with 'Ghent'." in shown
@@ -178,6 +188,8 @@ def test_one_schema_serves_every_command(here):
     for row in described["rows"]:
         if row["statistic"] == "count" and row["of"] in truth:
             assert row["value"] == pytest.approx(truth[row["of"]], abs=2)
+        if (row["column"], row["statistic"]) == (days, "mean"):
+            assert row["value"] == pytest.approx(59 + 499.5, rel=0.05)
 
 
 def test_a_schema_that_is_there_is_not_written_over(tmp_path):
@@ -222,6 +234,12 @@ OF_COLUMNS = [  # what the schema has of column a, or all of it
     ("columns.a = {categories = [1, 2], reference = [1]}", "one of them as reference"),
     ("columns.a = {categories = ['a'], others = 'a'}", "others = .reference., if"),
     ("columns.a = {categories = ['a', 'b'], refrence = 'a'}", "got .*'refrence': 'a'"),
+    ("columns.a = {first = '2020-01-01'}", r"columns.a.: first and last must be given"),
+    ("columns.a = {first = '2020-01-01', last = '2019-01-01'}", "a later days"),
+    ("columns.a = {part = 'month', last = '2019-01-01'}", "left out for months"),
+    ("columns.a = {part = 'month', format = '%d.%m'}", "with year, month and day"),
+    ("columns.a = {part = 'hour'}", "part must be one of"),
+    ("columns.a = {format = '%Y', center = 3}", "first, last, format and part alone"),
     (
         "columns.a = {categories = ['a', 'b'], reference = 'a', others = 'reference'}",
         "or with others",

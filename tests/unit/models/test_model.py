@@ -20,7 +20,7 @@ from dpjax import load_model, losses, read_guarantee
 from dpjax.accounting import PrivacyGuarantee
 from dpjax.datasets import Categorical, Numeric
 from dpjax.solvers.training._curves import Curves
-from dpjax.tables.columns._kinds import BoundedColumn, encode
+from dpjax.tables.columns._kinds import BoundedColumn, date_kind, encode
 from dpjax.tables.models._model import Model, model_file
 from tests.unit.refusals import refused
 
@@ -61,6 +61,62 @@ def test_predictions_are_in_the_units_of_the_target(tmp_path):
         assert model().predict(table).tolist() == PRICES
     made = model(params=np.array([0.5]), columns={})  # which counts the records
     assert made.predict(TABLE).tolist() == [350.0] * 3
+
+
+DATES = ["2020-01-31", "2024-12-31", "1900-01-01", "2020-02-30", "2020-10-31"]
+
+
+@pytest.mark.parametrize(
+    ("declared", "features"),
+    [
+        # From the center, 731 days after the first: two scales to each end.
+        (
+            {"first": "2020-01-01", "last": "2024-01-02"},
+            [-1.917921, 2, -2, 0, -1.168263],
+        ),
+        (
+            {"first": "2018-05-01", "last": "2022-05-01", "part": "year"},
+            [0, 2, -2, 0, 0],
+        ),
+        ({"part": "month", "reference": "1"}, ["", "12", "", "", "10"]),
+        ({"part": "weekday"}, ["Friday", "Tuesday", "Monday", "", "Saturday"]),
+    ],
+)
+def test_dates_are_numbers_of_days_or_years_or_categories(tmp_path, declared, features):
+    kind = date_kind(**declared)
+    if kind.categories:
+        wanted = np.equal.outer(features, kind.encoded).astype(float)
+    else:
+        wanted = np.array(features)[:, None]
+    columns, count = {"sold": kind}, wanted.shape[1]
+    params = np.append(np.arange(1.0, count + 1), 0.5)
+    made = model(params=params, columns=columns)
+    texts = pl.DataFrame({"sold": DATES, "rooms": [1.0] * 5})
+    typed = texts.with_columns(pl.col("sold").str.to_date(strict=False))
+    times = typed.with_columns(pl.col("sold").cast(pl.Datetime))
+    tables = [texts, typed, times, typed.to_arrow(), times.to_pandas()]
+    tables += [{"sold": times["sold"].to_numpy()}, tmp_path / "t.csv"]
+    texts.write_csv(tables[-1])
+    for name, table in {"typed": typed, "times": times}.items():
+        tables.append(tmp_path / f"{name}.parquet")
+        table.write_parquet(tables[-1])
+    tables.append(tmp_path / "t.npz")
+    np.savez(tables[-1], sold=times["sold"].to_numpy())
+    loaded = load_model(save(tmp_path, model_file(made)))
+    assert loaded.columns == columns
+    for table in tables:
+        predicted = loaded.predict(table)
+        np.testing.assert_allclose(
+            predicted, 350 + 100 * wanted @ params[:-1], rtol=1e-5
+        )
+    hostile = np.array(
+        [b"\xff", 1e300, object(), "9" * 5000, None, "2020-01-31x"], object
+    )
+    assert not kind.is_read(hostile).any()
+    with pytest.raises(ValueError, match="columns of dates must be none in a model to"):
+        made.export("sql")
+    with pytest.raises(ValueError, match="must be of text or numbers"):
+        model().predict(typed.with_columns(pl.col("sold").alias("town")))
 
 
 @pytest.mark.parametrize("params", [WEIGHTS, BENT], ids=["linear", "curves"])
