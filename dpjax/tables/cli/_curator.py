@@ -538,10 +538,9 @@ def schema_text(
         title = f"[columns.{_schema.toml_key(name)}]"
         lines = f"[exposure]\ncolumn = {_schema.toml_text(name)}\nmax = 1.0"
         if guess.left_out:
-            text = f"# {title} is left out: it {guess.left_out}.\n"
-            if guess == _HAS_TIMES:
-                text += "# With first and last, public dates, it is a number of days.\n"
-            sections.append(text)
+            more = "# With first and last, public dates, it is a number of days.\n"
+            more *= guess == _HAS_TIMES
+            sections.append(f"# {title} is left out: it {guess.left_out}.\n{more}")
         elif not guess.is_exposure:
             sections.append(f"{title}\n{_entry(guess)}")
         elif link == "log" and not has_exposure:

@@ -110,12 +110,10 @@ def _read(settings: DescribeSettings, key: Key) -> tuple[dict[str, Kind], Table]
     rule = f"at most {most:,}, with {each} records of each unit"
     _validate.require(size is None or size <= most, "--max-records", size, rule)
     size = size or min(most, default_size(len(kinds) + (unit is not None), each))
-    dates = dates_of(kinds)
-    numbers = [
-        name
-        for name, kind in kinds.items()
-        if not (name in dates or (kind and kind.categories))
-    ]
+    texts = dates_of(kinds) | {
+        k for k, kind in kinds.items() if kind and kind.categories
+    }
+    numbers = [name for name in kinds if name not in texts]
     draw, schema = Draw(size, key, unit, each), Schema(kinds, None)
     return kinds, read_records(source, draw, schema, "", names, text_format, numbers)
 

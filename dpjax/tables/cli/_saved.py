@@ -319,8 +319,8 @@ def _said_of_cells(model: Model, columns: Mapping[str, Column]) -> Iterator[str]
 def _value_of(kind: Any) -> str:
     """Returns in words the value that a missing cell of a column has in a model."""
     if not kind.categories:
-        unit = kind.unit and f" {kind.unit}"
-        return f"the center {digits(kind.center)}{unit}"
+        unit = getattr(kind, "unit", "")
+        return f"the center {digits(kind.center)} {unit}".rstrip()
     is_open = kind.reference is None
     return "none of its categories" if is_open else f"the reference {kind.reference!r}"
 

@@ -12,12 +12,11 @@
     reference = "Ghent"      # the first by default; other texts count as it. With
                              # others = "reference" each category has a weight
 
-    [columns.sold]           # dates, as days since the first; a date beyond an end
-    first = "2015-01-01"     # counts as the end
+    [columns.sold]           # days since the first date, up to the last
+    first = "2015-01-01"
     last = "2024-12-31"
     format = "%d.%m.%Y"      # optional; by default as the dates above
-    part = "year"            # optional: days, year; month or weekday, as categories,
-                             # without first and last
+    part = "year"            # or days; or without first and last month, weekday
 
     [target]                 # center and scale, as a column of numbers; or
     column = "sold"          # left out if --target names it
@@ -47,13 +46,7 @@ from typing import Any
 
 from dpjax import _validate
 from dpjax.tables.cli._settings import AMOUNTS, CheckSettings, DescribeSettings
-from dpjax.tables.columns._kinds import (
-    LEVELS,
-    BoundedColumn,
-    Categorical,
-    Numeric,
-    date_kind,
-)
+from dpjax.tables.columns._kinds import BoundedColumn, Categorical, Numeric, date_kind
 from dpjax.tables.io._tables import column_names
 from dpjax.tables.io._untrusted import number, toml_content
 from dpjax.tables.models._terms import Link
@@ -264,12 +257,8 @@ def _date(where: str, entry: Mapping[str, Any]) -> Numeric | Categorical:
     rule = f"a file with first, last, format and part alone, of dates, in {where}"
     is_fine &= all(isinstance(x, str | date) for x in entry.values())
     _require(is_fine, entry, rule)
-    given = {name: str(x) for name, x in entry.items()}
-    levels = LEVELS.get(given.get("part", ""), ("",))
-    if levels[0]:
-        given = {"reference": levels[0]} | given
     try:
-        return date_kind(**given)
+        return date_kind(**{name: str(x) for name, x in entry.items()})
     except ValueError as why:
         raise ValueError(f"--schema, {where}: {why}") from None
 

@@ -67,11 +67,6 @@ class Numeric:
         _validate.above_zero(limit=self.limit)
 
     @property
-    def unit(self) -> str:
-        """The unit of numbers, in words, if it is known."""
-        return ""
-
-    @property
     def range(self) -> tuple[float, float]:
         """The smallest and largest number in units of the column; inf without limit."""
         reach = self.scale * self.limit
@@ -119,19 +114,11 @@ LEVELS = {"month": (*map(str, range(1, 13)),), "weekday": (*_WEEKDAYS.split(),)}
 class Date(Numeric):
     """A column of dates, as numbers of days since the first, or as years.
 
-    A number is held within the two public dates. The center is halfway between them,
-    and they are two scales from it. A cell without a date counts as the center.
-
-    Args:
-        first: the earliest date, such as "2015-01-31", from which days are counted.
-        last: the latest date.
-        format: how cells are written, in the codes of Python's `strptime`; the default
-            also reads a date that a time follows.
-        part: "days" or "year".
-
-    Raises:
-        ValueError: If `first` and `last` are no dates, in order and with different
-            numbers, or the format does not hold year, month and day.
+    A number is held within those of two public dates, such as "2015-01-31". The center
+    is halfway between them, and they are two scales from it. A cell without a date
+    counts as the center. `format` says how cells are written, in the codes of Python's
+    `strptime`; the default also reads a date that a time follows. `part` is "days" or
+    "year". Raises `ValueError` unless the dates are in order, with different numbers.
 
     Example:
         >>> import numpy as np
@@ -165,8 +152,7 @@ class Date(Numeric):
 
     def declared(self) -> dict[str, Any]:
         """Returns the constants for JSON."""
-        dates = {"first": self.first, "last": self.last}
-        return dates | {"format": self.format, "part": self.part}
+        return {x: getattr(self, x) for x in ("first", "last", "format", "part")}
 
     def names(self, column_name: str) -> tuple[str, ...]:
         """Returns the name of the column's single feature, with its unit."""
@@ -312,18 +298,14 @@ class Categorical:
 
 @dataclass(frozen=True)
 class DatePart(Categorical):
-    """A column of dates, of which a model sees the month, or the day of the week.
-
-    `date_kind` makes it.
-    """
+    """A column of dates as months or days of the week, from `date_kind`."""
 
     format: str = ISO
     part: Part = "month"
 
     def declared(self) -> dict[str, Any]:
-        """Returns format and part for JSON, and the reference if there is one."""
-        known = {"format": self.format, "part": self.part}
-        return known | ({"reference": self.reference} if self.reference else {})
+        """Returns format, part and reference for JSON."""
+        return {x: getattr(self, x) for x in ("format", "part", "reference")}
 
     def indices(self, column: np.ndarray | Texts) -> np.ndarray:
         """Returns the index of each cell's month or day, (n,); -1 for no date."""
@@ -355,12 +337,12 @@ def date_kind(
     _check_format(format)
     ends, is_number = (first, last), part not in LEVELS
     is_fine = None not in ends and reference is None if is_number else not any(ends)
-    rule = "given for days and years, and left out for months and days of the week, "
-    rule += "which may have a reference"
-    _validate.require(is_fine, "first and last", ends, rule)
+    rule = "given for days and years, without reference, and left out for months and "
+    _validate.require(is_fine, "first and last", ends, f"{rule}days of the week")
     if is_number:
         return Date(str(first), str(last), format, given)
-    return DatePart(LEVELS[part], reference, format, given)
+    levels = LEVELS[part]
+    return DatePart(levels, reference or levels[0], format, given)
 
 
 def dates_of(kinds: Mapping[str, Any]) -> set[str]:

@@ -238,7 +238,7 @@ OF_COLUMNS = [  # what the schema has of column a, or all of it
     ("columns.a = {first = '2020-01-01', last = '2019-01-01'}", "a later days"),
     ("columns.a = {part = 'month', last = '2019-01-01'}", "left out for months"),
     ("columns.a = {part = 'month', format = '%d.%m'}", "with year, month and day"),
-    ("columns.a = {part = 'hour'}", "part must be one of"),
+    ("columns.a = {part = 'hour'}", "part must be days or"),
     ("columns.a = {format = '%Y', center = 3}", "first, last, format and part alone"),
     (
         "columns.a = {categories = ['a', 'b'], reference = 'a', others = 'reference'}",
