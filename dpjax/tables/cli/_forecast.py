@@ -21,7 +21,7 @@ import dpjax
 from dpjax import _files
 from dpjax._rounding import digits, rounded_up
 from dpjax.accounting import PrivacyGuarantee
-from dpjax.datasets import Dataset, Numeric
+from dpjax.datasets import Categorical, Dataset, Numeric
 from dpjax.solvers import Solution
 from dpjax.solvers.additive._curves import FINE
 from dpjax.solvers.training._curves import hats
@@ -411,7 +411,8 @@ def made_records(
             # The last means no category, if the schema leaves the reference out.
             chosen = rng.integers(number + (kind.reference is None), size=size)
             cells = np.array([*kind.categories, ""], object)
-            features.append(kind.encode(cells)[chosen])
+            shown = Categorical(kind.categories, kind.reference)  # also of dates
+            features.append(shown.encode(cells)[chosen])
             added = np.r_[np.linspace(1.0, -1.0, number), 0.0][chosen]
         effect += (-1) ** place * added
     effect = (effect - np.mean(effect)) / max(float(np.std(effect)), 1e-9)

@@ -120,6 +120,9 @@ def test_made_records_are_as_declared(loss):
         mean = 0.5 if loss == "tweedie" else 1.0
         assert data.targets.mean() == pytest.approx(mean, rel=0.1)
     assert share > 0.02
+    months = Schema({"sold": date_kind(part="month")}, Numeric())
+    months = made_records(months, 20_000, loss, **laws, seed=0).features[:, :-1]
+    np.testing.assert_allclose(months.mean(axis=0), np.full(11, 1 / 12), atol=0.02)
     rare = made_records(schema, 20_000, loss, **laws | {"base_rate": 0.04}, seed=3)
     if loss in ("logistic", "tweedie"):
         assert np.mean(rare.targets > 0) == pytest.approx(0.04, abs=0.006)

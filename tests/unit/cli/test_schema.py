@@ -11,8 +11,7 @@ import pytest
 from dpjax.datasets import Categorical, Numeric
 from dpjax.tables.cli import _curator
 from dpjax.tables.cli._curator import Guess, guess_name, schema_text
-from dpjax.tables.cli._schema import BoundedColumn, Schema, read_schema
-from dpjax.tables.columns._kinds import Date, date_kind
+from dpjax.tables.cli._schema import BoundedColumn, Schema, date_kind, read_schema
 from tests.unit.cli.command import done, invoke, read_report, refused, words_of
 
 ODD_NAMES = ["age", "a b", 'quo"te', "dot.ted", "tab\t\x7f", "é", "", "back\\slash"]
@@ -43,7 +42,7 @@ def test_a_schema_has_numbers_and_categories(read):
     """
     kinds = {"a": Numeric(1, 2.5), "b": Categorical(("x", "3", "true"), "x")}
     kinds |= {"c": Categorical(("1", "2"), "2"), "d": Categorical(("x",))}
-    kinds["e"] = Date("2020-01-31", "2021-01-31", "%d.%m.%Y")
+    kinds["e"] = date_kind("2020-01-31", "2021-01-31", "%d.%m.%Y")
     kinds["f"] = date_kind(part="weekday", reference="Monday")
     assert read(text, link="identity") == Schema(kinds, Numeric(0, 10))
 
