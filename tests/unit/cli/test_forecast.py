@@ -9,7 +9,7 @@ import pytest
 from dpjax.accounting import PrivacyGuarantee
 from dpjax.datasets import Categorical, Numeric
 from dpjax.tables.cli._forecast import NUM_TEST, Outcome, _Made, made_records
-from dpjax.tables.cli._schema import Schema, read_schema
+from dpjax.tables.cli._schema import Schema, date_kind, read_schema
 from dpjax.tables.cli._settings import ForecastSettings
 from tests.unit.cli.command import done, invoke, refusals
 
