@@ -19,11 +19,11 @@ from dpjax.tables.io import _texts
 from dpjax.tables.io._texts import Texts
 
 _MOST_DIGITS = 300  # float's largest number has 309
-# Programs write a whole number as 1, 1.0, 1.0e+00 or 1e+05, but 01234 and 1E5 are
-# codes, which are compared as texts.
 ISO = "%Y-%m-%d"
 # A date in this format may have a time after it, which is left out.
 _ISO_DATE = re.compile(r"([0-9]{4}-[0-9]{2}-[0-9]{2})(?:[T ].*)?")
+# Programs write a whole number as 1, 1.0, 1.0e+00 or 1e+05, but 01234 and 1E5 are
+# codes, which are compared as texts.
 _PLAIN_NUMBER = re.compile(
     r"([+-]?(?:0|[1-9][0-9]*))(?:(\.0?)|(?:\.[0-9]*[eE]|e)[+-][0-9]{2,3})?"
 )
