@@ -92,8 +92,9 @@ _BEYOND_CLASSES = {"weights": 0.75, "intercept": 1.1}
 # share, and a number for each multiplier and root of n. Clipping more makes less noise,
 # and its bias is estimated, but not well enough for the root of many records.
 _MOST_CUT, _PER_ROOT = 0.011, 0.8
-# The share of the budget for second moments of units' scores, for the bound of scores.
-_UNIT_LENGTHS = 0.2
+# The share of the budget for second moments of units' scores that bounds them, and the
+# bound over a number that few units exceed: clipping would make errors too small.
+_UNIT_LENGTHS, _BEYOND_UNITS = 0.2, 1.25
 # The share of a block's budget for the part of scores beyond half of their bound.
 _OUTER_SHARE = 0.6
 _OUTER = "_beyond"  # suffix of the name of that part
@@ -530,7 +531,7 @@ def released_scores(
         rows, axis_name = gathered(_means_of_units(kind.unit_size, rows)), None
         multiplier /= kind.unit_size  # if a unit is replaced
         bound_key, moments_key = _keys.split(moments_key)
-        radius = noisy_bound(
+        radius = _BEYOND_UNITS * noisy_bound(
             bound_key,
             row_norms(rows),
             noise_multiplier=multiplier / math.sqrt(_UNIT_LENGTHS),
