@@ -100,7 +100,7 @@ def test_too_little_noise_of_scores_of_units(hooks, monkeypatch):
     moments = _intervals.noisy_second_moments
 
     def quieter(*args, noise_multiplier, **options):
-        multiplier = noise_multiplier / 1.5
+        multiplier = noise_multiplier / 2.5
         return moments(*args, noise_multiplier=multiplier, **options)
 
     monkeypatch.setattr(_intervals, "noisy_second_moments", quieter)
