@@ -21,7 +21,7 @@ LAYERS = {
     # Several parties call the last two together: tests/unit/solvers/test_multiparty.py.
     "solvers": (
         registry.SOLVERS,
-        "Checkpoint Execution Solution PrivateTraining "
+        "Checkpoint Execution Solution PrivateTraining recommend "
         "dp_multiparty_gradient_descent dp_multiparty_objective_perturbation",
     ),
     "constraints": (registry.CONSTRAINTS, "grid_net"),

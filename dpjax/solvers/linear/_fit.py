@@ -78,6 +78,8 @@ _SCALE, _MEDIAN, _FIRST_FIT = 0.02, 0.03, 0.25
 _MOST_SCALES = 1e4
 _THRESHOLD = 1.345  # in units of the fits: one program serves all thresholds
 _TO_STDDEV = 1.4826  # a normal stddev over the median absolute value
+# With a radius of almost zero, noise in columns of zeros would become huge weights.
+_positive = jax.jit(lambda radius: jnp.where(radius <= _NO_ROWS, 1.0, radius))
 
 Params = dict[str, jax.Array]
 
@@ -243,7 +245,9 @@ def _fit_once(
     shares = Shares.of(kind, shape, noise_multiplier)
     multipliers = shares.multipliers(noise_multiplier)
     released = {"noise_multiplier": noise_multiplier, "shares": shares._asdict()}
-    records = _prepared(kind, examples)
+    # Columns stay outside the program, because it would return a copy of them.
+    shifted, sizes, norms = _of_records(kind, examples)
+    records = Records(examples._replace(**shifted), sizes, norms)
     if num_features == 0:
         constant, _, stats = best_constant(kind, records, _keys.split(key), multipliers)
         weights = jnp.zeros((0, *constant.shape), constant.dtype)
@@ -293,13 +297,6 @@ def _fit_once(
     return _in_features(white, params, correction), stats
 
 
-def _prepared(kind: ModelKind, examples: Examples) -> Records:
-    """Returns the numbers that the releases need of each record by itself."""
-    # Columns stay outside the program, because it would return a copy of them.
-    shifted, sizes, norms = _of_records(kind, examples)
-    return Records(examples._replace(**shifted), sizes, norms)
-
-
 @partial(jax.jit, static_argnums=0)
 def _of_records(
     kind: ModelKind, examples: Examples
@@ -338,8 +335,7 @@ def _coordinates(
         num_above=min(num_beyond, _MOST_BEYOND * num_samples),
         noise_multiplier=multipliers.radius,
     )
-    radius = _positive(radius)
-    share = 1.0 if kind.bends is None else _LINES
+    radius, share = _positive(radius), 1.0 if kind.bends is None else _LINES
     multiplier = multipliers.moments / math.sqrt(share)
     white, z = whitened(lines, examples, radius, keys[0], multiplier)
     if kind.bends is not None:
@@ -371,13 +367,6 @@ def _coordinates(
         norms["intercept"] = largest
     stats |= {"radius": radius, "share_kept": white.share_kept, "l2_clip_norms": norms}
     return Coordinates(rows, white, constant, params, norms, stats)
-
-
-@jax.jit
-def _positive(radius: jax.Array) -> jax.Array:
-    """Returns a radius; one instead of almost zero, where all rows are zeros."""
-    # Otherwise noise in columns of zeros would become weights of a million.
-    return jnp.where(radius <= _NO_ROWS, 1.0, radius)
 
 
 def _weighted(kind: ModelKind, columns: jax.Array, weights: jax.Array) -> jax.Array:

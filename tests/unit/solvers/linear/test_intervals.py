@@ -93,8 +93,8 @@ def test_four_equal_records_of_a_person_say_as_much_as_one():
         np.sqrt(x.standard_errors**2 - x.stats["noise_errors"] ** 2)
         for x in (one, four, apart)
     ]
-    np.testing.assert_allclose(by_sampling[1], by_sampling[0], rtol=0.05)
-    np.testing.assert_allclose(by_sampling[2], by_sampling[0] / 2, rtol=0.05)
+    np.testing.assert_allclose(by_sampling[1], by_sampling[0], rtol=0.1)
+    np.testing.assert_allclose(by_sampling[2], by_sampling[0] / 2, rtol=0.1)
 
 
 ROOT = np.array([[1.0, 0.0, 0.0], [0.9, 0.2, 0.0], [-0.5, 1.0, 2.0]])  # of a covariance
