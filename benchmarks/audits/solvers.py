@@ -60,7 +60,7 @@ def _described(epsilon: float, num_releases: int) -> Case:
         counts = solvers.dp_histogram(
             cells.astype("float32"),
             key=keys[2],
-            edges=jnp.arange(2 * num_bins + 1) - 0.5,
+            edges=jnp.arange(2 * num_bins + 1, dtype="float32") - 0.5,
             **bins.part(1 - EDGES_SHARE).pair,
         )
         found = means.params, means.standard_errors, counts.params

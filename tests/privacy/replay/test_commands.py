@@ -76,6 +76,7 @@ class Commands:
         patch.setattr(os, "urandom", self.urandom)
         patch.setattr(_train, "progress_bars", self.bars)
         patch.setattr(_fit, "Execution", watched)
+        patch.setattr(_fit, "_LONG", 0)  # steps move a bar, as of a long table
         patch.setattr(secrets, "randbits", lambda size: 7)
         patch.setattr(secrets, "token_hex", lambda size: "0" * 2 * size)
         self.note(patch, _train, "plan_training", self.runs)
