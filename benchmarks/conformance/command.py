@@ -18,7 +18,10 @@ NAMES = {package: f"{package}-{suite['version']}" for package, suite in SUITES.i
 
 
 def conform(peers: Path, out: Path = PATH) -> None:
-    """Runs the suites whose archives lie in a folder, and says which do not."""
+    """Runs the suites whose archives lie in a folder, and says which do not.
+
+    It exits with an error if a case fails.
+    """
     about = record.about_run((*record.PACKAGES, *SUITES))
     with tempfile.TemporaryDirectory() as folder:
         for package, suite in SUITES.items():
@@ -36,6 +39,9 @@ def conform(peers: Path, out: Path = PATH) -> None:
             of_one = partial(_file, Path(folder) / NAMES[package] / suite["tests"])
             again = {"is_there": lambda *_: False}
             record.fill(out, places, of_one, **again, about=about)
+    rows = record.read(out).rows if out.exists() else {}
+    if failed := [" ".join(place) for place, row in rows.items() if row["failed"]]:
+        raise SystemExit(f"Cases fail in {', '.join(failed)}.")
 
 
 def _file(root: Path, place: record.Place) -> record.Found:
