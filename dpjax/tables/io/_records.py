@@ -223,8 +223,10 @@ def _numpy_type(arrow_type: Any) -> Layout | None:
         inner = _numpy_type(arrow_type.value_type)
         return inner and (inner[0], (arrow_type.list_size, *inner[1]))
     kinds = pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean
-    is_number = any(is_kind(arrow_type) for is_kind in kinds)
-    return (np.dtype(arrow_type.to_pandas_dtype()), ()) if is_number else None
+    if not any(is_kind(arrow_type) for is_kind in kinds):
+        return None
+    # Some versions of pyarrow need pandas for `to_pandas_dtype`.
+    return pa.array([], arrow_type).to_numpy(zero_copy_only=False).dtype, ()
 
 
 def _numbers(column: Any, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
