@@ -76,6 +76,15 @@ def arrays(tree: PyTree, name: str = "data", rule: str = "numbers") -> PyTree:
     return jax.tree.map(array, _validate.numbers(tree, name, rule))
 
 
+def narrowed_numbers(tree: PyTree, name: str) -> PyTree:
+    """Returns a tree of numbers, checked, with NumPy arrays in the dtypes of JAX.
+
+    No number shows by a warning of its conversion: see `narrowed`.
+    """
+    tree = _validate.numbers(tree, name)
+    return jax.tree.map(lambda x: narrowed(x) if isinstance(x, np.ndarray) else x, tree)
+
+
 def narrowed(array: np.ndarray, *, copy: bool | None = None) -> np.ndarray:
     """Returns an array in the dtype to which JAX converts it.
 

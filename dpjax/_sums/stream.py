@@ -28,7 +28,7 @@ from jax.extend import core
 from dpjax import _validate
 from dpjax._sharding import num_shares
 from dpjax._sums.samples import FactoredSamples
-from dpjax._tree import materialized
+from dpjax._tree import materialized, narrowed_numbers
 from dpjax._types import PyTree, Scalar
 
 MOST_NUMBERS = 2**18  # bounds the numbers in all sums of concurrent blocks, on CPU
@@ -90,7 +90,7 @@ class SampleStream(np.lib.mixins.NDArrayOperatorsMixin):
         """
         leaves = jax.tree.leaves(samples)
         is_stream = len(leaves) == 1 and isinstance(leaves[0], cls)
-        rows = samples if is_stream else _validate.numbers(samples, "samples")
+        rows = samples if is_stream else narrowed_numbers(samples, "samples")
         stream = leaves[0] if is_stream else cls(_themselves, (), rows)
         if is_padding_example is not None:
             rule = "None for a stream of samples that has a mask already"

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from dpjax import _validate
 from dpjax._keys import secret_repr
 from dpjax._sharding import AxisName, by_device, num_shares, row_axes, varying_with
-from dpjax._tree import register
+from dpjax._tree import narrowed_numbers, register
 from dpjax._types import Key, PyTree
 from dpjax.accounting import Sampling
 
@@ -123,6 +123,7 @@ class Batching(abc.ABC):
         It serves estimators that accept no mask, such as `TrimmedMean`. Draw exactly
         num_steps times, because no mask marks the padding rows of later batches.
         """
+        data = narrowed_numbers(data, "data")
         self._check(state, data, row_axes(data, axis_name))
         key, draw_key = jax.random.split(state.key)
         batch, is_padding_example = self._drawn(state, draw_key, data, axis_name)
@@ -149,7 +150,6 @@ class Batching(abc.ABC):
     def _check(self, state: BatchState, data: PyTree, axes: tuple[str, ...]) -> None:
         """Requires a `state` of this batching, for as many records as `data` has."""
         # `data` are this device's records, sharded over the mesh axes `axes`.
-        data = _validate.numbers(data, "data")
         num_samples = _validate.leading_size(data, "data") * num_shares(axes)
         rule = f"one that the method init of {self} returned"
         is_fine = isinstance(state, BatchState) and state.batching == self

@@ -9,7 +9,7 @@ import jax
 from dpjax import _validate
 from dpjax._sharding import AxisName, by_device, row_axes, varying_with
 from dpjax._sums.stream import SampleStream
-from dpjax._tree import by_row
+from dpjax._tree import by_row, narrowed_numbers
 from dpjax._types import REPLACE_ONE, LossFn, NeighboringRelation, PyTree, Scalar
 from dpjax.estimators import Estimator
 from dpjax.estimators._estimator import check_divisor
@@ -58,7 +58,7 @@ def per_sample_grad(
         return (), jax.vmap(grad, in_axes=(None, 0))(varying_with(params, batch), batch)
 
     def grad_fn(params: PyTree, batch: PyTree) -> Any:
-        batch = _validate.numbers(batch, "batch")
+        batch = narrowed_numbers(batch, "batch")
         _validate.leading_size(batch, "batch")
         no_running_statistics(params)
         return by_device(on_device, row_axes(batch, None), params, batch)[1]
@@ -216,7 +216,7 @@ def _stream_of_grads(
 
     The stream's aux are {"values": losses, "aux": aux}, with () for each not wanted.
     """
-    batch = _validate.numbers(batch, "batch")
+    batch = narrowed_numbers(batch, "batch")
     num_rows = _validate.leading_size(batch, "batch")
     trainable(params)
     warn_of_rows(loss_fn, params, batch, num_rows, has_aux=has_aux)

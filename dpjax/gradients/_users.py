@@ -16,7 +16,7 @@ import numpy as np
 
 from dpjax import _validate
 from dpjax._sharding import manual_axes_of
-from dpjax._tree import register
+from dpjax._tree import narrowed_numbers, register
 from dpjax._types import PyTree
 
 
@@ -87,7 +87,7 @@ def by_user(
         recurrent language models", for a bound on the contribution of a user.
     """
     _validate.count(num_users=num_users, records_per_user=records_per_user)
-    records = _validate.numbers(records, "records")
+    records = narrowed_numbers(records, "records")
     axes = manual_axes_of(records)
     rule = "those of all devices: call by_user before jax.shard_map, which shards users"
     _validate.require(not axes, "records", f"shards over the mesh axes {axes}", rule)

@@ -11,7 +11,7 @@ from dpjax import _validate
 from dpjax._rounding import ROUNDED_UP
 from dpjax._sharding import check_key_varies_as, varying_axes
 from dpjax._sums.fold import Unrounded
-from dpjax._tree import as_float
+from dpjax._tree import as_float, narrowed_numbers
 from dpjax._types import ArrayLike, Key, PyTree, Scalar
 from dpjax.mechanisms import _samplers
 
@@ -133,7 +133,7 @@ def laplace(
 def check(key: Key, value: PyTree) -> PyTree:
     """Checks value and key before noise is added; returns value as arrays of floats."""
     _validate.typed_key(key)
-    value = _validate.numbers(value, "value")
+    value = narrowed_numbers(value, "value")
     check_key_varies_as(value, key)
     for leaf in jax.tree.leaves(value):
         dtype = jnp.result_type(leaf)

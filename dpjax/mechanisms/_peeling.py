@@ -10,6 +10,7 @@ from dpjax import _validate
 from dpjax._rounding import ROUNDED_UP
 from dpjax._sharding import check_key_varies_as
 from dpjax._tree import as_finite as _finite
+from dpjax._tree import narrowed_numbers
 from dpjax._types import Key, PeelingNoise, Scalar
 from dpjax.mechanisms import _samplers
 
@@ -73,7 +74,7 @@ def peeling(
         (2022), Algorithm Peeling, after Cai, Wang, Zhang (2021), "The cost of privacy".
     """
     _validate.typed_key(key)
-    vector = _validate.numbers(vector, "vector")
+    vector = narrowed_numbers(vector, "vector")
     check_key_varies_as(vector, key)
     shape, dtype = jnp.shape(vector), jnp.result_type(vector)
     is_fine = len(shape) == 1 and jnp.issubdtype(dtype, jnp.floating)

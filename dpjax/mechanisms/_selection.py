@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from dpjax import _validate
 from dpjax._rounding import ROUNDED_UP
 from dpjax._sharding import check_key_varies_as, varying_with
+from dpjax._tree import narrowed_numbers
 from dpjax._types import Key, Scalar
 from dpjax.mechanisms import _samplers
 
@@ -133,7 +134,7 @@ def _choose(sampler, key, scores, epsilon, sensitivity_range, num_chunks) -> jax
         return _scan(sampler, key, scores, num_chunks, epsilon, sensitivity_range)
     rule = "None where scores is an array; it is for scores that are a function"
     _validate.require(num_chunks is None, "num_chunks", num_chunks, rule)
-    scores = _validate.numbers(scores, "scores")
+    scores = narrowed_numbers(scores, "scores")
     _check_scores(scores, 1)
     check_key_varies_as(scores, key)
     return _choose_from_array(sampler, key, scores, epsilon, sensitivity_range)

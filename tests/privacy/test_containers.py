@@ -3,6 +3,8 @@
 import decimal
 from functools import partial
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import polars as pl
@@ -10,8 +12,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from dpjax import estimators, mechanisms, per_sample_grad, robust_grad
+from dpjax.batching import Disjoint
 from dpjax.datasets import Categorical, Numeric
+from dpjax.gradients import by_user
 from dpjax.sklearn import DPAdditiveClassifier, DPLinearRegression, DPLogisticRegression
+from dpjax.transforms import privatize
 from tests.unit.models import test_model
 
 pytestmark = [
@@ -203,3 +209,34 @@ def test_categories_are_told_apart_to_the_last_digit():
     shape = additive.shapes_["a"]
     assert shape.grid.tolist() == [BIG, BIG - 1, 7, 0]
     assert shape.values[0] > shape.values[1] + 1
+
+
+BEYOND = np.array([[1e308, 1.0], [0.0, -1e308]])  # float32 has no such numbers
+CLIPPING = estimators.Clipping(1.0)
+SELECTION = {"sparsity": 1, "selection_scale": 1.0, "release_stddev": 1.0}
+
+
+def privatized(key, x):
+    private = privatize(CLIPPING, noise_multiplier=1.0, key=key)
+    return private.update(x, private.init(jnp.zeros(2)))
+
+
+CALLS = {
+    "robust_grad": lambda key, x: robust_grad(jnp.vdot, CLIPPING)(jnp.ones(2), x),
+    "per_sample_grad": lambda key, x: per_sample_grad(jnp.vdot)(jnp.ones(2), x),
+    "by_user": lambda key, x: by_user(x, np.arange(2), num_users=2, records_per_user=1),
+    "estimator": lambda key, x: CLIPPING(x),
+    "privatize": privatized,
+    "draw": lambda key, x: Disjoint().draw(Disjoint().init(key, 2, 2), x),
+    "gaussian": lambda key, x: mechanisms.gaussian(key, x, stddev=1.0),
+    "peeling": lambda key, x: mechanisms.peeling(key, x[0], **SELECTION),
+    "exponential": lambda key, x: mechanisms.exponential(
+        key, x[0], epsilon=1.0, sensitivity_range=1.0
+    ),
+}
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("name", CALLS)
+def test_numbers_beyond_float32_show_no_warning(name):
+    CALLS[name](jax.random.key(0), BEYOND)
