@@ -20,6 +20,7 @@ from scipy import optimize, special, stats
 
 from benchmarks import page, populations, record
 from dpjax import losses
+from dpjax.gradients import by_user
 from dpjax.losses import LinearLoss
 from dpjax.solvers import dp_additive_model, dp_linear_model, dp_quantile
 
@@ -263,8 +264,12 @@ def _of_coefficients(name, num_samples, epsilon):
         given = {"epsilon": epsilon, "delta": num_samples**-1.1, "intercept": -1}
         if name == "claims":
             given["offsets"] = offsets
-        size = given["records_per_unit"] = PERSON if "persons" in name else 1
-        data = features, targets
+        data, size = (features, targets), 1
+        if "persons" in name:
+            size = PERSON
+            persons = jnp.arange(num_samples) // PERSON
+            sizes = {"num_users": num_samples // PERSON, "records_per_user": PERSON}
+            data = by_user(data, persons, **sizes)
         solution = dp_linear_model(loss, data, key=key, intervals=True, **given)
         _, alone = best(features, targets, offsets, size)
         is_asymptotic = solution.stats["is_asymptotic"]

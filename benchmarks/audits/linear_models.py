@@ -12,6 +12,7 @@ from benchmarks.audits.case import Build, Case, last_turned, solved
 from benchmarks.audits.transcripts import transcribed
 from dpjax import losses, solvers
 from dpjax._types import Key, PyTree
+from dpjax.gradients import by_user
 from dpjax.solvers import Solution
 
 _LONG, _FAR = 1e4, 1e9  # a gradient is clipped, a prediction decided
@@ -69,21 +70,32 @@ def _turned_beyond(
 
 
 def _turned(
-    loss, features, targets, turned, *, moved=1.0, num_releases=30_000, **options
+    loss,
+    features,
+    targets,
+    turned,
+    *,
+    each=1,
+    moved=1.0,
+    num_releases=30_000,
+    **options,
 ) -> Case:
-    """The last record, or unit, has another target, size and offset in the neighbor."""
+    """The last user has other targets, sizes and offsets; by default it is a record."""
     records = {x: options.pop(x) for x in ("weights", "offsets") if x in options}
     statistic = options.pop("statistic", None)
     given = {"epsilon": 4.0, "delta": 1e-5 if statistic is None else 0.01, **options}
 
     def solve(key: Key, data: PyTree) -> Solution:
-        *data, records = data
-        return solvers.dp_linear_model(loss, tuple(data), key=key, **given, **records)
+        *pair, records = data
+        if each > 1:
+            num_users, of = len(pair[1]) // each, jnp.arange(len(pair[1])) // each
+            pair = by_user(pair, of, num_users=num_users, records_per_user=each)
+        return solvers.dp_linear_model(loss, pair, key=key, **given, **records)
 
     features, targets, neighbor = jnp.array(features), jnp.array(targets), {**records}
     if "offsets" in records:
         neighbor["offsets"] = last_turned(records["offsets"])
-    last = slice(-options.get("records_per_unit", 1), None)
+    last = slice(-each, None)
     other = features.at[last].multiply(moved), targets.at[last].set(turned), neighbor
     args = solve, (features, targets, records), other
     if statistic is None:
@@ -91,12 +103,15 @@ def _turned(
     return solved(*args, statistic=statistic, num_releases=num_releases)
 
 
-def _far(num_records: int, epsilon: float, num_releases: int, **options) -> Case:
+def _far(
+    num_records: int, epsilon: float, num_releases: int, each=1, **options
+) -> Case:
     """The prediction and the target of a record change sizes, and one its sign."""
-    last = slice(-options.get("records_per_unit", 1), None)  # or of a unit
+    last = slice(-each, None)  # all records of a user
     features = jnp.linspace(-1.0, 1.0, num_records)[:, None].at[last].set(1e6)
     targets = jnp.cos(9 * jnp.arange(num_records)).at[last].set(_FAR)
-    options |= {"moved": 1e-3, "epsilon": epsilon, "num_releases": num_releases}
+    options |= {"each": each, "moved": 1e-3, "epsilon": epsilon}
+    options["num_releases"] = num_releases
     return _turned("squared", features, targets, -1e6, **options)
 
 
@@ -105,7 +120,7 @@ CASES: dict[str, Build] = {
     "dp_linear_model": lambda: _far(100, 3.0, 400_000),
     "dp_linear_model_1": lambda: _far(100, 1.0, 200_000),
     "dp_linear_model_8": lambda: _far(100, 8.0, 120_000),
-    "dp_linear_model_units": lambda: _far(200, 8.0, 20_000, records_per_unit=2),
+    "dp_linear_model_users": lambda: _far(200, 8.0, 20_000, each=2),
     # The class of a record turns, which is all that is released.
     "dp_linear_model_constant": lambda: _turned(
         *(losses.softmax(3), jnp.ones((60, 1)), jnp.arange(60.0) % 3, 1.0),

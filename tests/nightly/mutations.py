@@ -396,7 +396,7 @@ TABLE = r"""
 ? (lambda m: (setattr(m, '_bound', lambda key, x, stddev, least: stddev), m.noisy_bound(
 ? key, jnp.ones(3), noise_multiplier=1.0) >= 3)[1])(solvers.statistics._noisy_quantile)
 = an interval without the sampling part
-~ spread = (vectors * jnp.maximum(values, 0)[None, :]) @ vectors.T {{/ num_units|* 0}}
+~ spread = (vectors * jnp.maximum(values, 0)[None, :]) @ vectors.T {{/ num_users|* 0}}
 ? float(np.min(solvers.dp_linear_model('squared', (jax.random.normal(key, (5000, 2)), 3
 ? * jax.random.normal(jax.random.key(1), (5000,))), key=key, epsilon=1e4, delta=1e-5,
 ? intervals=True).standard_errors)) > 0.03
@@ -411,7 +411,7 @@ TABLE = r"""
 ~ return shares | {"scores": {{1|1.02}} - math.fsum(shares.values())}
 ? math.fsum(solvers.linear._intervals._shares((9000, 3), 1.0).values()) <= 1 + 1e-9
 = intervals of few records
-~ if many_above{{ or num_units < least|}}:
+~ if many_above{{ or num_users < least|}}:
 ? not np.isfinite(solvers.dp_linear_model('squared', (jnp.ones((40, 1)), jnp.ones(
 ? 40)), key=key, epsilon=9e3, delta=1e-5, intervals=True).standard_errors).any()
 @ tests/unit/solvers/linear/test_intervals.py tests/privacy/test_key_reuse.py

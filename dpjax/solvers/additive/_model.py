@@ -12,6 +12,7 @@ import numpy as np
 from dpjax import _keys, _validate
 from dpjax._sharding import check_key_of_rows
 from dpjax._types import ArrayLike, Key, Scalar
+from dpjax.gradients._users import UserRecords
 from dpjax.losses import LinearLoss
 from dpjax.solvers.additive._choice import (
     RARE_SHARE,
@@ -41,10 +42,10 @@ from dpjax.solvers.additive._curves import (
     least_gain,
     may_be_split,
 )
-from dpjax.solvers.linear._columns import fit_columns, on_sample, problem
+from dpjax.solvers.linear._columns import fit_columns, on_sample, problem, rows_of
 from dpjax.solvers.linear._kind import Bends, Examples, ModelKind
-from dpjax.solvers.linear._model import check_units, checked, column_index, noise_of
-from dpjax.solvers.training._calibration import check_noise
+from dpjax.solvers.linear._model import checked, column_index, noise_of
+from dpjax.solvers.training._calibration import check_noise, unit_of
 from dpjax.solvers.training._curves import Curves
 from dpjax.solvers.training._loop import Execution, check_execution
 from dpjax.solvers.training._solution import Solution
@@ -52,7 +53,7 @@ from dpjax.solvers.training._solution import Solution
 
 def dp_additive_model(
     loss: str | LinearLoss,
-    data: tuple[ArrayLike, ArrayLike],
+    data: tuple[ArrayLike, ArrayLike] | UserRecords,
     *,
     key: Key,
     epsilon: float | None = None,
@@ -64,7 +65,6 @@ def dp_additive_model(
     weights: ArrayLike | None = None,
     max_weight: float = 1.0,
     max_records: int | None = None,
-    records_per_unit: int = 1,
     intervals: bool = False,
     execution: Execution = Execution(),
 ) -> Solution:
@@ -88,7 +88,7 @@ def dp_additive_model(
         loss: as in `dp_linear_model`.
         data: (features, targets), shapes (n, d) and (n,); n is public. The columns of
             `smooth` should be in public units in which zero is a usual value and most
-            values are within ±2. NaN counts as zero. Targets are as in
+            values are within ±2. NaN counts as zero. Targets, and users, are as in
             `dp_linear_model`.
         smooth: the public indices of the columns that may bend. A column of two values
             needs only its line.
@@ -101,7 +101,6 @@ def dp_additive_model(
         weights: shape (n,), or None.
         max_weight: the largest weight, public, positive.
         max_records: as in `dp_linear_model`; knots follow from m and its budget.
-        records_per_unit: as in `dp_linear_model`.
         intervals: whether to release standard errors and bands, for losses that have
             intervals in `dp_linear_model`.
         execution: as in `dp_linear_model`; callback and checkpoint see the last fit.
@@ -153,9 +152,10 @@ def dp_additive_model(
     check_key_of_rows(key, data)
     _validate.positive(max_weight=max_weight)
     check_execution(execution)
-    table = checked(loss, data, intercept, intervals)
+    unit, given = unit_of(data), (offsets, weights, max_records)
+    pair, offsets, weights, user_size = rows_of(data, *given)
+    table = checked(loss, pair, intercept, intervals)
     num_samples, num_columns = table.features.shape
-    check_units(records_per_unit, num_samples, max_records)
     bent = _smooth(smooth, num_columns, table.column)
     options: dict[str, Any] = {"smooth": smooth, "intercept": intercept}
     options |= {"max_weight": max_weight, "intervals": intervals}
@@ -170,12 +170,12 @@ def dp_additive_model(
         weights=weights,
     ):
         return solution
-    rows = num_samples, records_per_unit
+    rows = num_samples, user_size, unit
     total, privacy = noise_of(epsilon, delta, noise_multiplier, rows)
     sizes, column = (num_samples, num_columns, len(bent), total), table.column
     knots = banded_knots_of(*sizes) if intervals else knots_of(table.loss, *sizes)
-    kind, examples = problem(table, offsets, weights, max_weight, records_per_unit)
-    del data, table
+    kind, examples = problem(table, offsets, weights, max_weight, user_size)
+    del data, pair, table
     terms = Terms(kind, num_columns, bent, column, knots, intervals)
     models = [terms._replace(knots=())]
     if bent and kind.has_labels and not intervals and may_be_split(*sizes):

@@ -15,6 +15,7 @@ from dpjax._tree import arrays
 from dpjax._types import ArrayLike, Key, Scalar
 from dpjax.accounting._sample import sample_budget, sample_privacy
 from dpjax.batching._fixed_size import uniform_subset
+from dpjax.gradients._users import UserRecords
 from dpjax.losses import LinearLoss
 from dpjax.losses._residual_losses import Huber
 from dpjax.solvers.linear._fit import fit
@@ -23,6 +24,33 @@ from dpjax.solvers.linear._kind import CheckedData, Examples, ModelKind
 from dpjax.solvers.training._curves import bounded
 from dpjax.solvers.training._loop import Execution
 from dpjax.solvers.training._solution import Solution
+
+
+def rows_of(
+    data: Any,
+    offsets: ArrayLike | None,
+    weights: ArrayLike | None,
+    max_records: int | None,
+) -> tuple[Any, ArrayLike | None, ArrayLike | None, int]:
+    """Returns data, offsets and weights as rows, and how many rows a user has.
+
+    The records of `gradients.by_user` become consecutive rows, with weight zero where a
+    user has none. Other data are returned as they are, with one row.
+    """
+    if not isinstance(data, UserRecords):
+        return data, offsets, weights, 1
+    rule = "None for users: draw them, with all their records, before the fit"
+    _validate.require(max_records is None, "max_records", max_records, rule)
+    shape, given = data.is_record.shape, {"offsets": offsets, "weights": weights}
+    known: Any = {k: arrays(x, k) for k, x in given.items() if x is not None}
+    for name, x in known.items():
+        rule = f"of shape {shape}, one for each place of a user's records"
+        _validate.require(x.shape == shape, name, x.shape, rule)
+    records, is_record, known = with_auto_axes((data.records, data.is_record, known))
+    known["weights"] = jnp.where(is_record, known.get("weights", 1.0), 0.0)
+    both = records, known
+    records, known = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), both)
+    return records, known.get("offsets"), known["weights"], shape[1]
 
 
 def on_sample(
@@ -84,7 +112,7 @@ def problem(
     offsets: ArrayLike | None,  # (n,)
     weights: ArrayLike | None,  # (n,)
     max_weight: Scalar,  # weights are clipped to it
-    unit_size: int,  # rows of a unit of privacy
+    user_size: int,  # rows of a user
 ) -> tuple[ModelKind, Examples]:
     """Returns the static options of a model, and its records, for `fit_columns`."""
     # Records are finite, and without the intercept's column, whose index `table` has.
@@ -106,7 +134,7 @@ def problem(
         has_intercept=intercept is not None,
         has_exposures=offsets is not None and loss.has_log_link,
         axis_name=row_axes(features, None) or None,
-        unit_size=unit_size,
+        user_size=user_size,
     )
     return kind, cleaned(loss, deleted, examples, max_weight)
 

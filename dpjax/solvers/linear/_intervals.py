@@ -92,9 +92,9 @@ _BEYOND_CLASSES = {"weights": 0.75, "intercept": 1.1}
 # share, and a number for each multiplier and root of n. Clipping more makes less noise,
 # and its bias is estimated, but not well enough for the root of many records.
 _MOST_CUT, _PER_ROOT = 0.011, 0.8
-# The share of the budget for second moments of units' scores that bounds them, and the
-# bound over a number that few units exceed: clipping would make errors too small.
-_UNIT_LENGTHS, _BEYOND_UNITS = 0.2, 1.25
+# The share of the budget for second moments of users' scores that bounds them, and the
+# bound over a number that few users exceed: clipping would make errors too small.
+_USER_LENGTHS, _BEYOND_USERS = 0.2, 1.25
 # The share of a block's budget for the part of scores beyond half of their bound.
 _OUTER_SHARE = 0.6
 _OUTER = "_beyond"  # suffix of the name of that part
@@ -172,8 +172,8 @@ def fit_with_errors(
     4. Scores (records' gradients) in the other directions, in which H is the identity,
        and for the intercept get bounds, with noisy counts of scores near and above.
     5. The mean of clipped scores is corrected by an estimate of the bias of clipping; S
-       is the second moments of the corrected scores, or of their means by unit, because
-       the scores of a person may depend on each other. S / n is then over units.
+       is the second moments of the corrected scores, or of their means by user, because
+       the scores of a user may depend on each other. S / n is then over users.
 
     The step is H^-1 times the mean. The covariance adds to H^-1 (S / n) H^-1 the
     covariances by noise of the mean, by noise of H, and of the estimated bias. All are
@@ -188,13 +188,13 @@ def fit_with_errors(
         One Gaussian mechanism of the noise multiplier under replace-one: four noisy
         bounds, two pairs of noisy counts, three noisy second moments, a fit, and a mean
         of sensitivity 2 / n in units of its bounds. Without an intercept there is one
-        bound and one pair less. All else is a function of released numbers. With units
-        of k rows, one Gaussian mechanism of noise_multiplier / k if a unit is replaced:
-        a bound and second moments of units have this multiplier, and the k rows of a
-        unit move all other releases by at most k sensitivities.
+        bound and one pair less. All else is a function of released numbers. With users
+        of k rows, one Gaussian mechanism of noise_multiplier / k if a user is replaced:
+        a bound and second moments of users have this multiplier, and the k rows of a
+        user move all other releases by at most k sensitivities.
     """
     num_samples = len(examples.targets)
-    num_units = num_samples // kind.unit_size
+    num_users = num_samples // kind.user_size
     shares = _shares(examples.features.shape, noise_multiplier)
     multipliers = {
         name: noise_multiplier / math.sqrt(share) for name, share in shares.items()
@@ -239,11 +239,11 @@ def fit_with_errors(
     samples, sizes = _scores(kind, examples, slopes, curvatures.root)
     scores = released_scores(kind, samples, sizes, size_key, score_key, multipliers)
     params, *errors, correlations, of_noise = _newton_step(
-        kind, num_units, white, unit, first, curvatures, scores
+        kind, num_users, white, unit, first, curvatures, scores
     )
     many_above = num_above(multipliers["row_lengths"]) > _MOST_ABOVE * num_samples
-    least = _FEWEST * len(correlations) * max(1.0, noise_multiplier / kind.unit_size)
-    if many_above or num_units < least:
+    least = _FEWEST * len(correlations) * max(1.0, noise_multiplier / kind.user_size)
+    if many_above or num_users < least:
         errors = jax.tree.map(lambda x: jnp.full_like(x, jnp.inf), errors)
         correlations = of_noise = jnp.eye(len(correlations), dtype=correlations.dtype)
     is_certain = curvatures.error <= 1 / _CLEARLY
@@ -256,7 +256,7 @@ def fit_with_errors(
         "num_hidden": curvatures.num_hidden,
         "curvature_error": curvatures.error,
         "tail_share": scores.tail_share,
-        "is_asymptotic": is_certain & (num_units >= _FEWEST_ASYMPTOTIC),
+        "is_asymptotic": is_certain & (num_users >= _FEWEST_ASYMPTOTIC),
         "noise_errors": errors[1],
         "noise_correlations": of_noise,
     }
@@ -368,7 +368,7 @@ def _scores(
 @partial(jax.jit, static_argnums=(0, 1))
 def _newton_step(
     kind: ModelKind,  # the static description of the model
-    num_units: int,  # of independent scores
+    num_users: int,  # of independent scores
     white: Whitening,  # from features to the coordinates of the fit
     unit: Scalar,  # of the fit's params
     first: Params,  # params of the fit
@@ -390,7 +390,7 @@ def _newton_step(
 
     slope = -root * (units / scale)[None, :]  # derivative of the step in the mean
     values, vectors = jnp.linalg.eigh(scores.moments)
-    spread = (vectors * jnp.maximum(values, 0)[None, :]) @ vectors.T / num_units
+    spread = (vectors * jnp.maximum(values, 0)[None, :]) @ vectors.T / num_users
     noisy = jnp.diag(scores.stddev**2) + scores.bias.T @ scores.bias
     turn, doubts = jnp.zeros_like(start), jnp.zeros_like(start[None])
     if kind.has_intercept and not (kind.is_robust or kind.loss == squared):
@@ -527,16 +527,16 @@ def released_scores(
     rows, *of_mean = _corrected(tuple(shares.items()), *parts)
     multiplier, axis_name = multipliers["score_moments"], kind.axis_name
     radius: Scalar = 1.0
-    if kind.unit_size > 1:
-        rows, axis_name = gathered(_means_of_units(kind.unit_size, rows)), None
-        multiplier /= kind.unit_size  # if a unit is replaced
+    if kind.user_size > 1:
+        rows, axis_name = gathered(_means_of_users(kind.user_size, rows)), None
+        multiplier /= kind.user_size  # if a user is replaced
         bound_key, moments_key = _keys.split(moments_key)
-        radius = _BEYOND_UNITS * noisy_bound(
+        radius = _BEYOND_USERS * noisy_bound(
             bound_key,
             row_norms(rows),
-            noise_multiplier=multiplier / math.sqrt(_UNIT_LENGTHS),
+            noise_multiplier=multiplier / math.sqrt(_USER_LENGTHS),
         )
-        multiplier /= math.sqrt(1 - _UNIT_LENGTHS)
+        multiplier /= math.sqrt(1 - _USER_LENGTHS)
     moments, _ = noisy_second_moments(
         moments_key,
         rows,
@@ -548,7 +548,7 @@ def released_scores(
 
 
 @partial(jax.jit, static_argnums=0)
-def _means_of_units(size: int, rows: jax.Array) -> jax.Array:
+def _means_of_users(size: int, rows: jax.Array) -> jax.Array:
     """Returns the mean of each `size` consecutive rows (n, k), shape (n / size, k)."""
     return jnp.mean(rows.reshape(-1, size, rows.shape[1]), axis=1)
 

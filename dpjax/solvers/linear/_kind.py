@@ -103,7 +103,7 @@ class ModelKind(NamedTuple):
     axis_name: AxisName | None  # the mesh axes over which records are sharded
     basis: Basis = themselves  # makes features of the columns of a record
     bends: Bends | None = None  # makes hat functions of the columns, more features
-    unit_size: int = 1  # rows of a unit, such as a person, whose errors are dependent
+    user_size: int = 1  # consecutive rows of one user, which depend on each other
 
     def shape(self, columns: jax.Array) -> tuple[int, int]:
         """Returns the shape (n, d) of the features, with hat functions."""

@@ -23,16 +23,17 @@ from dpjax.accounting import (
 from dpjax.accounting._subsampling import gaussian_event
 from dpjax.estimators import Winsorization
 from dpjax.gradients import streamed_grad
+from dpjax.gradients._users import UserRecords
 from dpjax.losses import LinearLoss, logistic, squared
 from dpjax.losses._log_link import LogLink
 from dpjax.losses._residual_losses import Huber, named
 from dpjax.mechanisms import peeling
-from dpjax.solvers.linear._columns import fit_columns, on_sample, problem
+from dpjax.solvers.linear._columns import fit_columns, on_sample, problem, rows_of
 from dpjax.solvers.linear._fit import fit, slope_norms
 from dpjax.solvers.linear._kind import CheckedData, Examples, ModelKind
 from dpjax.solvers.statistics._noisy_mean import one_gaussian
 from dpjax.solvers.statistics._noisy_quantile import noisy_quantile
-from dpjax.solvers.training._calibration import check_noise
+from dpjax.solvers.training._calibration import check_noise, unit_of
 from dpjax.solvers.training._loop import Execution, check_execution
 from dpjax.solvers.training._solution import Solution
 from dpjax.transforms import aggregate
@@ -46,7 +47,7 @@ _CLIPPED, _BEYOND_SIZE = 0.1, 3.0  # share of records above a norm, and bound / 
 
 def dp_linear_model(
     loss: str | LinearLoss,
-    data: tuple[ArrayLike, ArrayLike],
+    data: tuple[ArrayLike, ArrayLike] | UserRecords,
     *,
     key: Key,
     epsilon: float | None = None,
@@ -58,7 +59,6 @@ def dp_linear_model(
     weights: ArrayLike | None = None,
     max_weight: float = 1.0,
     max_records: int | None = None,
-    records_per_unit: int = 1,
     intervals: bool = False,
     execution: Execution = Execution(),
 ) -> Solution:
@@ -83,7 +83,9 @@ def dp_linear_model(
             be of comparable size, such as standardized ones; NaN counts as zero.
             Targets outside the loss's range are mapped by `loss.targets_of`. For two
             classes, y > 0 is the positive class. A record whose target is NaN has no
-            weight.
+            weight. Or `gradients.by_user` of such a pair: then privacy is for users,
+            offsets and weights have the shape (num_users, k), and standard errors count
+            that the k records of a user depend on each other.
         key: a typed key.
         epsilon: privacy of all that is released, positive; inf: no privacy.
         delta: privacy of all that is released, in (0, 1).
@@ -104,9 +106,6 @@ def dp_linear_model(
         max_records: m, public. If there are more records, m of them are drawn by the
             key without replacement, and the fit spends `accounting.Sample.budget`;
             delta n / m must be below 1. None: all.
-        records_per_unit: k, public. Each k consecutive rows are of one unit, such as a
-            person, with rows of weight zero in empty places. Privacy is for units, and
-            standard errors count that the records of a unit depend on each other.
         intervals: whether to release standard errors. They need the squared, logistic,
             Huber, Poisson or gamma loss, a feature beside the intercept, and no
             `max_features`.
@@ -141,8 +140,8 @@ def dp_linear_model(
         the exponential mechanism, so that all are composed as zCDP. The loss, the
         intercept's index and max_features must not depend on the data. With
         `max_records` it is amplified by sampling without replacement. With
-        `records_per_unit` neighbors differ in the k rows of a unit, which move a
-        release k times as far as one row: mechanisms have k times the noise.
+        users of up to k records, neighbors differ in those of one user, which move a
+        release up to k times as far as one record: mechanisms have k times the noise.
 
     Example:
         >>> import jax, numpy as np
@@ -167,8 +166,9 @@ def dp_linear_model(
     check_key_of_rows(key, data)
     _validate.positive(max_weight=max_weight)
     check_execution(execution)
-    table = checked(loss, data, intercept, intervals, max_features)
-    check_units(records_per_unit, len(table.targets), max_records)
+    unit, given = unit_of(data), (offsets, weights, max_records)
+    pair, offsets, weights, user_size = rows_of(data, *given)
+    table = checked(loss, pair, intercept, intervals, max_features)
     options: dict[str, Any] = {"intercept": intercept, "max_features": max_features}
     options |= {"max_weight": max_weight, "intervals": intervals}
     if solution := on_sample(
@@ -184,13 +184,13 @@ def dp_linear_model(
         return solution
     num_samples, num_columns = table.features.shape
     column, num_features = table.column, table.num_features
-    kind, examples = problem(table, offsets, weights, max_weight, records_per_unit)
-    del data, table  # frees what no caller has
+    kind, examples = problem(table, offsets, weights, max_weight, user_size)
+    del data, pair, table  # frees what no caller has
     key, choice_key = _keys.split(key)
     selected, stats = None, {}
     num_chosen = num_features if max_features is None else max_features
     is_choosing = num_chosen < num_features
-    sizes = num_samples, records_per_unit
+    sizes = num_samples, user_size, unit
     total, privacy = noise_of(epsilon, delta, noise_multiplier, sizes, is_choosing)
     if is_choosing:
         multiplier = total / math.sqrt(1 - _MODEL_SHARE)
@@ -253,21 +253,20 @@ def noise_of(
     epsilon: float | None,  # None: the multiplier is given
     delta: float,
     multiplier: float | None,  # None: epsilon is given
-    sizes: tuple[int, int],  # rows, and rows of a unit
+    sizes: tuple[int, int, str],  # rows, rows of a user, and the unit of privacy
     is_choosing: bool = False,  # features, by the exponential mechanism
 ) -> tuple[float, PrivacyGuarantee]:  # multiplier, guarantee
     """Returns the noise multiplier of all releases of a model, and their guarantee.
 
-    The multiplier is for a replaced row, and the guarantee for a replaced unit of k
-    rows, for which the multiplier is a k-th of it.
+    The multiplier is for a replaced row, and the guarantee for a replaced user of k
+    rows, for whom the multiplier is a k-th of it.
     """
     # With a choice of features they are composed as zCDP, else as one Gaussian.
-    num_samples, unit_size = sizes
-    num_units = num_samples // unit_size
-    unit = "record" if unit_size == 1 else f"unit of {unit_size} consecutive rows"
+    num_samples, user_size, unit = sizes
+    num_users = num_samples // user_size
     if epsilon is not None and (epsilon == math.inf or not is_choosing):
-        multiplier, privacy = one_gaussian(epsilon, delta, num_units, unit)
-        return unit_size * multiplier, privacy
+        multiplier, privacy = one_gaussian(epsilon, delta, num_users, unit)
+        return user_size * multiplier, privacy
     if is_choosing:  # by the exponential mechanism: zCDP
         rho = 0.5 / (multiplier or 1) ** 2
         if epsilon is None:
@@ -281,21 +280,9 @@ def noise_of(
         epsilon = gaussian_epsilon(multiplier, delta, sensitivity=1.0)
         event = gaussian_event(multiplier)
     assert multiplier is not None
-    return unit_size * multiplier, PrivacyGuarantee.of(
-        epsilon, delta, dp_event=event, num_samples=num_units, unit=unit
+    return user_size * multiplier, PrivacyGuarantee.of(
+        epsilon, delta, dp_event=event, num_samples=num_users, unit=unit
     )
-
-
-def check_units(records_per_unit: int, num_samples: int, max_records: int | None):
-    """Raises an error unless `num_samples` rows are units of `records_per_unit`."""
-    _validate.count(records_per_unit=records_per_unit)
-    is_one = records_per_unit == 1
-    rule = f"a number that divides the {num_samples} rows"
-    is_fine = is_one or num_samples % records_per_unit == 0
-    _validate.require(is_fine, "records_per_unit", records_per_unit, rule)
-    rule = "None with records_per_unit: draw units, with all their rows, before the fit"
-    is_fine = is_one or max_records is None
-    _validate.require(is_fine, "max_records", max_records, rule)
 
 
 def column_index(name: str, index: int, num_columns: int) -> int:

@@ -14,6 +14,7 @@ from dpjax import _validate, losses, solvers
 from dpjax._types import ArrayLike, Key, PyTree
 from dpjax.accounting import PrivacyGuarantee, Sampling, noise_multiplier
 from dpjax.datasets import Dataset
+from dpjax.gradients._users import UserRecords
 from dpjax.losses import LinearLoss
 from dpjax.losses._residual_losses import named
 from dpjax.solvers import Curves, Execution, Solution, dp_linear_model
@@ -58,6 +59,7 @@ class Plan:
     loss: LossName
     loss_fn: LinearLoss  # for targets in units of their scale
     budget: Budget  # of the training, for one record or unit
+    unit_size: int  # rows of a unit; 1 without units
     arguments: Mapping[str, Any]  # of the solver; it is additive if one is `smooth`
 
     @property
@@ -89,8 +91,6 @@ def make_plan(
     _validate.require(num_classes > 0 or loss not in unfit, "--loss", loss, rule)
     num_samples, num_features = data.features.shape
     arguments: dict[str, Any] = {}
-    if unit_size > 1:
-        arguments["records_per_unit"] = unit_size
     if settings.intervals:
         rule = "left out if the schema has no column beside the target"
         _validate.require(num_features > 1, "--intervals", True, rule)
@@ -100,7 +100,13 @@ def make_plan(
     loss_fn = losses.softmax(num_classes) if num_classes else _LOSSES[loss]
     if settings.power is not None:
         loss_fn = losses.log_link(settings.power)
-    plan = Plan(loss=loss, loss_fn=loss_fn, budget=budget, arguments=arguments)
+    plan = Plan(
+        loss=loss,
+        loss_fn=loss_fn,
+        budget=budget,
+        unit_size=unit_size,
+        arguments=arguments,
+    )
     if settings.may_bend:
         # The columns have curves if the sizes and the budget allow knots.
         bending = list(bending_features(data.schema))
@@ -135,9 +141,18 @@ def fit(plan: Plan, rows: tuple[Any, ...], *, key: Key, **options: Any) -> Solut
         is_seen = exposures > 0
         offsets = jnp.log(jnp.where(is_seen, exposures, 1.0))
         weights = jnp.where(is_seen, 1.0 if weights is None else weights, 0.0)
+    records: Any = features, targets
+    if plan.unit_size > 1:
+        # Units are users whose places are all records: those empty have weight zero.
+        both = records, (offsets, weights)
+        records, (offsets, weights) = jax.tree.map(
+            lambda x: x.reshape(-1, plan.unit_size, *x.shape[1:]), both
+        )
+        is_record: Any = np.ones(records[1].shape, bool)
+        records = UserRecords(records, is_record)
     is_additive = "smooth" in plan.arguments
     solution = (solvers.dp_additive_model if is_additive else dp_linear_model)(
-        *(plan.loss_fn, (features, targets)),
+        *(plan.loss_fn, records),
         key=key,
         intercept=-1,
         offsets=offsets,
@@ -161,19 +176,17 @@ def rows_of(data: Dataset) -> tuple[np.ndarray | None, ...]:
 def training_privacy(plan: Plan, data: Dataset) -> PrivacyGuarantee:
     """Returns the guarantee of `train_private` before it runs, from shapes alone.
 
-    With units it is for a unit, which has `records_per_unit` rows. What the solver
-    would refuse is refused here, before anything is charged.
+    What the solver would refuse is refused here, before anything is charged.
     """
     arguments = {"intervals": False, "max_features": None} | dict(plan.arguments)
     arguments.pop("smooth", None)
-    unit_size = arguments.pop("records_per_unit", 1)
 
     def features(rows: jax.Array, targets: jax.Array) -> jax.Array:
         return checked(plan.loss_fn, (rows, targets), -1, **arguments).features
 
     num_samples, num_columns = jax.eval_shape(features, *data.train).shape
     is_choosing = (arguments["max_features"] or num_columns) < num_columns - 1
-    sizes = num_samples, unit_size
+    sizes = num_samples, plan.unit_size, "record"  # `plan_training` names the unit
     return noise_of(*plan.budget, None, sizes, is_choosing)[1]
 
 

@@ -42,7 +42,7 @@ SHOWN = """
 0.7 frank_wolfe private_training_monitor dp_objective_perturbation
   dp_sample_and_aggregate dp_additive_model dp_additive_model_bends
 0.75 dp_group_means
-0.8 dp_linear_model_weights dp_group_means_described_1 dp_linear_model_units
+0.8 dp_linear_model_weights dp_group_means_described_1 dp_linear_model_users
 """
 # Lines of a share and its names.
 SHOWN = {

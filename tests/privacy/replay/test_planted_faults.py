@@ -82,11 +82,11 @@ def test_too_little_noise(hooks, monkeypatch):
     refused(hooks, test_solvers.descent(), "moves", "opposite", "zeros")
 
 
-def test_too_little_noise_of_scores_of_units(hooks, monkeypatch):
+def test_too_little_noise_of_scores_of_users(hooks, monkeypatch):
     multipliers = {"score_lengths": 1e-3, "score_tails": 1e-3, "scores": 1e6}
-    multipliers["score_moments"] = 0.03  # for a row, so that 0.01 is for a unit of 3
+    multipliers["score_moments"] = 0.03  # for a row, so that 0.01 is for a user of 3
     price = 0.5 / 0.01**2
-    kind = _kind.ModelKind(losses.squared, False, False, None, unit_size=3)
+    kind = _kind.ModelKind(losses.squared, False, False, None, user_size=3)
 
     def release(axis):
         rows = np.zeros((24, 2), np.float32)
@@ -100,7 +100,7 @@ def test_too_little_noise_of_scores_of_units(hooks, monkeypatch):
     moments = _intervals.noisy_second_moments
 
     def quieter(*args, noise_multiplier, **options):
-        multiplier = noise_multiplier / 2.5
+        multiplier = noise_multiplier / 2
         return moments(*args, noise_multiplier=multiplier, **options)
 
     monkeypatch.setattr(_intervals, "noisy_second_moments", quieter)

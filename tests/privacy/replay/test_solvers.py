@@ -11,6 +11,7 @@ import pytest
 import dpjax
 from dpjax import batching, estimators, losses, mechanisms, solvers
 from dpjax.datasets import Categorical, Numeric
+from dpjax.gradients import by_user
 from tests import registry
 from tests.privacy.replay import _replay
 
@@ -341,15 +342,17 @@ def test_what_a_record_moves_is_charged(hooks, name, solver):
 
 @pytest.mark.parametrize("options", [{}, {"intervals": True}, {"max_features": 1}])
 @pytest.mark.parametrize("loss", ["squared", "logistic"])
-def test_all_rows_of_a_unit_move_what_is_charged(hooks, loss, options):
+def test_all_records_of_a_user_move_what_is_charged(hooks, loss, options):
     def run(rows):
+        # The first user has these records, and every other one has two of three.
         features, targets = odd_table(NUM, (0.0, 0.0))
-        for place, row in enumerate(rows):
-            features[place], targets[place] = row
-        given = {"intercept": 0, "records_per_unit": 3, **options, **BUDGET}
-        key = jax.random.key(7)
-        return solvers.dp_linear_model(loss, (features, targets), key=key, **given)
+        own = np.reshape([(*WIDTH * [x], y) for x, y in rows], (-1, WIDTH + 1))
+        data = np.r_[own[:, :-1], features], np.r_[own[:, -1], targets]
+        ids = np.r_[np.zeros(len(rows), int), 1 + np.arange(NUM) // 2]
+        data = by_user(data, ids, num_users=1 + NUM // 2, records_per_user=3)
+        given = {"key": jax.random.key(7), "intercept": 0, **options, **BUDGET}
+        return solvers.dp_linear_model(loss, data, **given)
 
-    others = 3 * [(-0.5, 1e6)], [(0.5, np.nan), (np.nan, 1.0), (1e308, -np.inf)]
+    others = 4 * [(-0.5, 1e6)], [(0.5, np.nan), (np.nan, 1.0), (1e308, -np.inf)], []
     (kind, *_), _ = hooks.compare(run, 3 * [(0.5, -1e6)], others)
     assert kind == "Solution"

@@ -123,7 +123,7 @@ def test_a_person_has_the_privacy_that_is_asked_for(options):
     assert f"Replacing {words}one, with the same who, changes" in privacy.description
     noise = privacy.dp_event.event.noise_multiplier  # of a unit
     assert noise >= gaussian_stddev(2.0, delta, sensitivity=1.0)
-    assert run.plan.arguments["records_per_unit"] == 3
+    assert run.plan.unit_size == 3
 
 
 def test_nobody_on_a_list_need_have_a_record(tmp_path):

@@ -265,8 +265,7 @@ def test_a_fit_on_a_sample_has_every_option(fit, monkeypatch):
     monkeypatch.setitem(fit.__globals__, "on_sample", on_sample)
     options = {"smooth": (0,)} if fit is dp_additive_model else {}
     fit("squared", table(9), key=jax.random.key(0), epsilon=1.0, delta=0.1, **options)
-    # Of these the last two are refused with a sample.
-    others = {"loss", "data", "noise_multiplier", "records_per_unit"}
+    others = {"loss", "data", "noise_multiplier"}  # of which the last is refused
     assert {*inspect.signature(fit).parameters} - {*passed} == others
 
 

@@ -11,6 +11,7 @@ from scipy import stats
 
 from dpjax import losses
 from dpjax.accounting import PrivacyGuarantee
+from dpjax.gradients import by_user
 from dpjax.solvers import Solution
 from dpjax.solvers.linear import _intervals
 from dpjax.solvers.statistics import _noisy_quantile
@@ -78,15 +79,15 @@ def test_errors_are_correlated_as_those_of_least_squares():
     assert np.all(noisy.standard_errors > 1.1 * roots)
 
 
-def test_four_equal_records_of_a_person_say_as_much_as_one():
+def test_four_equal_records_of_a_user_say_as_much_as_one():
     features, noise = bounded()
     data = features[:5_000], features[:5_000] @ WEIGHTS + np.clip(noise[:5_000], -1, 1)
-    again = [np.repeat(x, 4, axis=0) for x in data]
-    one, four, apart = (
-        solve(data=rows, epsilon=50.0, records_per_unit=size)
-        for rows, size in ((data, 1), (again, 4), (again, 1))
-    )
-    assert "of the 5,000 units of 4 consecutive rows" in four.privacy.description
+    again = tuple(np.repeat(x, 4, axis=0) for x in data)
+    places = np.random.default_rng(0).permutation(20_000)
+    shuffled = [x[places] for x in again]
+    users = by_user(shuffled, places // 4, num_users=5_000, records_per_user=4)
+    one, four, apart = (solve(data=x, epsilon=50.0) for x in (data, users, again))
+    assert "any one of the 5,000 users" in four.privacy.description
     assert four.privacy.dp_event == one.privacy.dp_event
     assert four.stats["noise_multiplier"] == 4 * one.stats["noise_multiplier"]
     by_sampling = [

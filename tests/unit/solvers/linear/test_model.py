@@ -12,6 +12,7 @@ import pytest
 from dp_accounting import GaussianDpEvent
 
 from dpjax import accounting, losses
+from dpjax.gradients import by_user
 from dpjax.solvers import dp_additive_model, dp_linear_model
 from dpjax.solvers.linear import _columns, _fit
 from dpjax.solvers.linear._kind import ModelKind, Shares
@@ -338,8 +339,10 @@ def test_what_is_refused_draws_no_sample(fit, monkeypatch):
     of_all = [{"max_weight": 0.0}, {"execution": print}, {"intercept": 4}]
     of_all += [{"delta": 0.5}, {"epsilon": None, "noise_multiplier": 1.0}]
     of_all += [{"loss": losses.softmax(3), "intervals": True}]
-    of_all += [{"records_per_unit": 0}, {"records_per_unit": 7}]
-    of_all += [{"max_records": 9, "records_per_unit": 2}]
+    ids, sizes = np.arange(len(means)), {"num_users": 9, "records_per_user": 2}
+    users = {"data": by_user((features, means), ids, **sizes)}
+    of_all += [{"max_records": 9} | users]
+    of_all += [{"weights": np.ones(18), "max_records": None} | users]
     of_one = [{"max_features": 0}, {"max_features": 2, "intervals": True}]
     of_one += [{"weights": np.ones(3)}, {"offsets": np.ones(3)}]
     of_other = [{"smooth": x} for x in ((0, 0), (0, 4))]
