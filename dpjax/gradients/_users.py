@@ -43,6 +43,7 @@ def by_user(
     The gradient of a user is the mean of its records' gradients, zero without records.
     Use the result as the data of a solver or of a batching, which then draw users, or
     as the batch of `robust_grad` and `streamed_grad`. It can be sharded over devices.
+    In `dp_linear_model` and `dp_additive_model` each record counts by itself.
 
     Args:
         records: pytree, leaves of shape (n, ...).

@@ -186,7 +186,8 @@ def training_privacy(plan: Plan, data: Dataset) -> PrivacyGuarantee:
 
     num_samples, num_columns = jax.eval_shape(features, *data.train).shape
     is_choosing = (arguments["max_features"] or num_columns) < num_columns - 1
-    sizes = num_samples, plan.unit_size, "record"  # `plan_training` names the unit
+    unit = "record" if plan.unit_size == 1 else "user"  # `plan_training` names it
+    sizes = num_samples, plan.unit_size, unit
     return noise_of(*plan.budget, None, sizes, is_choosing)[1]
 
 

@@ -8,8 +8,8 @@ The records are laid out as (units, k): k places for each name, by sorted names,
 the places of a name depend on no record. They hold the first k records of the unit, or
 zeros, and further records are left out: all divisors are units times k, and the number
 of records stays private. Neighbors differ in up to k places of one unit, which are all
-for training or all for tests. The solvers take units as users with k places. Others
-that are private for one place are private for a unit by `PrivacyGuarantee.for_groups`.
+for training or all for tests. The solvers take units as users with k places. Other
+releases for one place are private for a unit by `PrivacyGuarantee.for_groups`.
 Both cost k times the noise, but a mean has k times as many places: its noise is that of
 a mean of unit means.
 """

@@ -38,6 +38,8 @@ SCHEMAS = {
     'exposure = {column = "x", max = 1}\n',
     "weighted": SCHEMA + SQUARED + 'weight = {column = "who", max = 5}\n',
     "open": JOBS + 'columns.x = {}\ntarget = {column = "y"}\n',
+    "dates": JOBS + 'columns.x = {first = "2020-01-01", last = "2020-06-30", format = '
+    '"%d.%m.%Y"}\ncolumns.who = {part = "weekday"}\n' + SQUARED,
 }
 # Lines that no reader of tables likes.
 HOSTILE = [
@@ -46,6 +48,7 @@ HOSTILE = [
     *(f"0,{'9' * 5000},smith,{'9' * 400}", "0,1,cook,2,3,4,5", '0,"1\r2",cook,3'),
     *("\ufeff0,\u0661,\u017fmith,½", '0,1_8,"a ""b""\r,c",True', '0,"1"2,None,"3'),
     *('0,"",NaT,"-1.509.000,5 EUR"', "0,1.5,\udce9,NA"),
+    *("2020-02-30,29.02.2021,cook,1", "9999-12-31T25,31.12.99999,cook,1", "0,1.1.0,,1"),
 ]
 
 
@@ -175,6 +178,20 @@ def as_euros(lines):
     return {"data.csv": content.replace(COLUMNS.encode(), b"who;x;job;y")}
 
 
+def as_dates(lines):
+    """A file with dates in place of x, where x is a number, and of who."""
+
+    def dated(line):
+        try:
+            who, x, rest = line.split(",", 2)
+            day = datetime.date(2020, 1, 1) + datetime.timedelta(int(30 * float(x)))
+            return f"2020-03-{int(who) + 1:02},{day:%d.%m.%Y},{rest}"
+        except (ValueError, OverflowError):
+            return line
+
+    return as_csv(map(dated, lines))
+
+
 def as_sheet(lines):
     """A sheet with numbers, texts without what XML cannot hold, a title and sums."""
 
@@ -244,6 +261,9 @@ CASES = {
     "checkpoint": train(checkpoint="kept", ledger="t.toml"),
     "description": describe("--by", "job", "--ledger", "t.toml", "--checkpoint", "k"),
     "description, sample": describe("--max-records", 50, "--ledger", "t.toml"),
+    "dates": train("dates", "squared", holdout=0.3, ledger="t.toml"),
+    "curves of dates": train("dates", "squared", **CURVES),
+    "description of dates": describe("--schema", "../dates.toml"),
     "schema": ["schema", "DATA", "--target", "y", "--output", "new.toml"],
 }
 REPORTED = {"description", "description, sample", "euros", "intervals"}
@@ -269,6 +289,7 @@ def test_commands_show_what_they_release(commands, name):
     # And all records at once: what is seen is equal, however far the values move.
     hostile = [HOSTILE[i % len(HOSTILE)] for i in range(NUM)]
     encode = {"euros": as_euros, "sheet": as_sheet}.get(name, as_csv)
+    encode = as_dates if "dates" in name else encode
     commands.is_reported = name in REPORTED
     commands.compare(CASES[name], lines, neighbours, encode, others=[hostile])
 
