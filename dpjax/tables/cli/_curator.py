@@ -144,7 +144,7 @@ def _findings(
     numeric = [kind for kind in kinds.values() if isinstance(kind, Numeric)]
     is_template = all(kind == Numeric() for kind in numeric)
     for name, kind in kinds.items():
-        if kind is not None and kind.categories and not hasattr(kind, "format"):
+        if kind is not None and kind.categories and not _kinds.is_date(kind):
             is_positive = name == target and schema.link == "logit"
             text = _unmatched(kind.categories, cells[name], is_positive=is_positive)
         else:
@@ -293,7 +293,7 @@ def count_cells(kind: _schema.Kind, column: Column) -> Cells:
         # The reference is what is not listed, unless the list is spelled otherwise.
         is_open = kind.reference is None and cells.used > 0
         return cells._replace(unread=0, reference=unread) if is_open else cells
-    if hasattr(kind, "format"):
+    if _kinds.is_date(kind):
         (example, _), *_ = Counter(texts).most_common(1) or [("", 0)]
         return cells._replace(looks=f"like {example[:_LONGEST]}" if texts else "")
     known, far = float32_of(column), 0

@@ -28,7 +28,7 @@ from dpjax.tables.cli._ledger import Ledger, read_ledger, said_left
 from dpjax.tables.cli._options import FROM_SYSTEM
 from dpjax.tables.cli._outputs import MODEL, REPORT, rows_of_scores
 from dpjax.tables.cli._saved import figure_of, limits_of, meaning, weights_of
-from dpjax.tables.columns._kinds import Numeric, labels_of
+from dpjax.tables.columns._kinds import Numeric, is_date, labels_of
 from dpjax.tables.describe._description import Description, Row, costs_of, numbers_of
 from dpjax.tables.io._untrusted import well_formed
 from dpjax.tables.models._model import Model, load_model
@@ -294,7 +294,7 @@ def _kind_of(kind: Any) -> str:
         return f"categories: {_listed(labels_of(kind))}"
     if not isinstance(kind, Numeric):
         return f"an exposure up to {digits(kind.max)}"
-    if hasattr(kind, "format"):
+    if is_date(kind):
         return f"dates, {kind.text()}"
     text = f"numbers around {digits(kind.center)}, give or take {digits(kind.scale)}"
     if kind.limit < math.inf:

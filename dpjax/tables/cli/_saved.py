@@ -15,7 +15,7 @@ from dpjax._rounding import claim, digits
 from dpjax.tables import _pages
 from dpjax.tables.cli import _settings, _terminal
 from dpjax.tables.cli._curator import count_cells, say_to_curator, undecoded
-from dpjax.tables.columns._kinds import dates_of, labels_of
+from dpjax.tables.columns._kinds import dates_of, is_date, labels_of
 from dpjax.tables.io._tables import Column, column_names, read_columns
 from dpjax.tables.io._texts import Texts, text_of
 from dpjax.tables.io._untrusted import harmless
@@ -300,7 +300,7 @@ def _said_of_cells(model: Model, columns: Mapping[str, Column]) -> Iterator[str]
         if cells.undecoded:
             yield f"{name}: {undecoded(cells)}"
         count = cells.missing + cells.unread  # other texts are the reference
-        problem = f"hold no {'date' if hasattr(kind, 'format') else 'number'}"
+        problem = f"hold no {'date' if is_date(kind) else 'number'}"
         if kind.categories:
             problem = "hold no value"
             if cells.unread:

@@ -345,9 +345,14 @@ def date_kind(
     return DatePart(levels, reference or levels[0], format, given)
 
 
+def is_date(kind: Any) -> bool:
+    """Returns whether a column of this kind holds dates."""
+    return isinstance(kind, Date | DatePart)
+
+
 def dates_of(kinds: Mapping[str, Any]) -> set[str]:
     """Returns the names of columns that are declared to hold dates."""
-    return {name for name, kind in kinds.items() if hasattr(kind, "format")}
+    return {name for name, kind in kinds.items() if is_date(kind)}
 
 
 def _check_format(format: str) -> None:

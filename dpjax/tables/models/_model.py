@@ -118,9 +118,8 @@ class Model:
             if errors is not None or correlations is not None:
                 rule = f"weights if {pair[0]} or {pair[1]} are given"
                 _validate.require(is_linear, "params", "curves", rule)
-                _terms.check_errors(
-                    num_features, **{pair[0]: errors, pair[1]: correlations}
-                )
+                both = pair[0], errors, pair[1], correlations
+                _terms.check_errors(num_features, *both)
 
     @property
     def feature_names(self) -> tuple[str, ...]:

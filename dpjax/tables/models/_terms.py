@@ -122,9 +122,9 @@ def check_curves(curves: "Curves | Terms", numbers: list[int]) -> None:
         _validate.require(is_fine, "params", value, rule)
 
 
-def check_errors(size: int, **given: Any) -> None:
-    """Raises unless errors (size,) are positive, and their correlations are finite."""
-    (name, errors), (other, pairs) = ((x, np.asarray(y)) for x, y in given.items())
+def check_errors(size: int, name: str, errors: Any, other: str, pairs: Any) -> None:
+    """Raises, with both names, unless errors are positive and correlations finite."""
+    errors, pairs = np.asarray(errors), np.asarray(pairs)
     is_pairs = pairs.shape == 2 * (size,) and pairs.dtype.kind == "f"
     is_pairs = is_pairs and bool(np.all(np.isfinite(pairs)))
     is_errors = errors.shape == (size,) and errors.dtype.kind == "f"
@@ -132,4 +132,4 @@ def check_errors(size: int, **given: Any) -> None:
     is_fine = is_errors and bool(np.all(errors > 0))
     _validate.require(is_fine, name, errors, rule)
     rule = f"of {size}^2 finite numbers"
-    _validate.require(is_pairs, other, given[other], rule)
+    _validate.require(is_pairs, other, pairs, rule)
