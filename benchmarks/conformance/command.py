@@ -37,8 +37,7 @@ def conform(peers: Path, out: Path = PATH) -> None:
                 shutil.unpack_archive(sources[0], folder, filter="data")
             places = [(package, file) for file in suite["files"]]
             of_one = partial(_file, Path(folder) / NAMES[package] / suite["tests"])
-            again = {"is_there": lambda *_: False}
-            record.fill(out, places, of_one, **again, about=about)
+            record.fill(out, places, of_one, is_there=lambda *_: False, about=about)
     rows = record.read(out).rows if out.exists() else {}
     if failed := [" ".join(place) for place, row in rows.items() if row["failed"]]:
         raise SystemExit(f"Cases fail in {', '.join(failed)}.")
