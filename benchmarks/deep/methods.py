@@ -316,7 +316,8 @@ def measured(task, method, epsilon, keys) -> dict[str, np.ndarray]:
 
 
 def _trained(task, budget, keys):
-    run = PrivateTraining(task.loss_fn, num_samples=task.num_samples, **budget)
+    options = budget | {"num_samples": task.num_samples, "relation": task.relation}
+    run = PrivateTraining(task.loss_fn, **options)
 
     @jax.jit
     def train(key, data):

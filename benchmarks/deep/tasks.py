@@ -19,7 +19,8 @@ import optax
 
 from benchmarks.data import load
 from benchmarks.deep.scattering import scattered
-from dpjax import datasets
+from dpjax import ADD_OR_REMOVE_ONE, REPLACE_ONE, datasets
+from dpjax._types import NeighboringRelation
 from dpjax.tables import default_delta
 
 Params = dict[str, jax.Array]
@@ -49,6 +50,7 @@ class Task:
     train: tuple[np.ndarray, np.ndarray] = field(repr=False)
     test: tuple[np.ndarray, np.ndarray] = field(repr=False)
     published_delta: float | None = field(default=None, kw_only=True)
+    relation: NeighboringRelation = field(default=REPLACE_ONE, kw_only=True)
 
     @property
     def num_samples(self) -> int:
@@ -241,14 +243,22 @@ def _fashion() -> Task:
 
     train, test = rows("train"), rows("t10k")
     return Task(
-        *("fashion", "Fashion-MNIST, scattering features", "last layer"),
+        *("fashion", "Fashion-MNIST, scattering features, add-or-remove", "last layer"),
         loss="cross-entropy",
         init=lambda key: _head(train[0].shape[1], 10),
         features=lambda _, x: x,
         train=train,
         test=test,
         published_delta=1e-5,
+        relation=ADD_OR_REMOVE_ONE,
     )
+
+
+def _fashion_replaced() -> Task:
+    """Fashion-MNIST, where replacing an image is covered."""
+    title = "Fashion-MNIST, scattering features, replace-one"
+    one = {"name": "fashion_replaced", "title": title, "relation": REPLACE_ONE}
+    return replace(task("fashion"), **one)
 
 
 def _adult() -> Task:
@@ -322,7 +332,8 @@ _TABULAR = {
 }
 NAMES = *_TABULAR, "digits", "characters"
 MADE_NAMES = "made_small", "made_large", "made_zeros", "made_classes", "made_few"
-PUBLISHED_NAMES = "adult", "digits_frozen", "fashion"  # beside numbers of others
+# Beside numbers of others.
+PUBLISHED_NAMES = "adult", "digits_frozen", "fashion", "fashion_replaced"
 _MAKERS: dict[str, Callable[[], Task]] = {
     **{name: partial(_tabular, name, *how) for name, how in _TABULAR.items()},
     "digits": _digits,
@@ -334,6 +345,7 @@ _MAKERS: dict[str, Callable[[], Task]] = {
     "made_few": partial(_made_classes, "made_few", 1_500),
     "adult": _adult,
     "fashion": _fashion,
+    "fashion_replaced": _fashion_replaced,
     "digits_frozen": _frozen_digits,
 }
 

@@ -42,8 +42,8 @@ _NUM_STEPS = 400
 _BATCHES = 8  # expected batches in an epoch
 _FIRST, _SPEED = 0.03, 0.3  # the first clip norm; how fast its logarithm moves
 _LOWER, _UPPER = 1e-4, 1e4  # the range of clip norms
-_CLIPPED = 80  # the quantile of norms is 1 / hypot(1, _CLIPPED noise) in the first step
-_PATH, _LEAST_NOISE = 20, 0.005  # rates add up to _PATH / (_LEAST_NOISE + noise) / 2
+_CLIPPED = 50  # the quantile of norms is 1 / (1 + (_CLIPPED noise)^2) in the first step
+_PATH, _LEAST_NOISE = 24, 0.001  # rates add up to _PATH / (_LEAST_NOISE + noise) / 2
 _RISE, _MOMENTUM = 0.1, 0.9  # share of the steps in which the rate rises; of means
 _LOSS_QUANTILE = 0.9  # share of the losses that the monitor does not clip
 
@@ -441,7 +441,7 @@ def _quantile(num_steps: int, relative_norm: Scalar, elapsed: Scalar = 0.0) -> S
     """Returns the quantile of norms to follow when a share of the steps has elapsed."""
     # It rises to one as rates fall, because noise then matters less, and bias more.
     noise = relative_norm / math.sqrt(num_steps) * (1 - elapsed) ** 2
-    return jnp.clip(1 / jnp.hypot(1, _CLIPPED * noise), 1e-6, 1 - 1e-6)
+    return jnp.clip(1 / (1 + (_CLIPPED * noise) ** 2), 1e-6, 1 - 1e-6)
 
 
 def _peak_rate(num_steps: int, relative_norm: Scalar) -> Scalar:
@@ -490,8 +490,8 @@ class Recommendation(NamedTuple):
             1 a step is mostly noise: fewer parameters, or more records, will help.
         quantile: the first quantile of norms that the clip norm follows, from 0.03 on.
             With N = nu / sqrt(T), after a share s of the steps, the quantile is
-            1 / sqrt(1 + (80 N (1 - s)^2)^2), which rises to 1.
-        learning_rate: the peak rate, 20 / T / (0.005 + N), for gradients over the clip
+            1 / (1 + (50 N (1 - s)^2)^2), which rises to 1.
+        learning_rate: the peak rate, 24 / T / (0.001 + N), for gradients over the clip
             norm. It rises in a tenth of the steps and falls to zero; momentum is 0.9.
     """
 
@@ -543,8 +543,8 @@ def recommend(
         num_steps         400
         noise_multiplier  3.858
         relative_noise    0.09246
-        quantile          0.938
-        learning_rate     5.197
+        quantile          0.9493
+        learning_rate     10.68
 
     Reference:
         benchmarks/DEEP.md, "PrivateTraining, nothing set".

@@ -293,7 +293,7 @@ def test_settings_that_are_left_out_follow_from_the_budget_and_the_sizes():
     assert default.batching == Poisson(6)
     relative = default.relative_noise(D)
     noise = relative / math.sqrt(400)
-    peak, quantile = 20 / 400 / (0.005 + noise), 1 / math.hypot(1, 80 * noise)
+    peak, quantile = 24 / 400 / (0.001 + noise), 1 / (1 + (50 * noise) ** 2)
     advice = recommend(N, D, **BUDGET)
     settings = 6, 400, default.noise_multiplier, relative, quantile, peak
     np.testing.assert_allclose(advice, settings, rtol=1e-6)
