@@ -113,8 +113,7 @@ def programs_of_a_module(request):
 
     Others compile in half the time, but are not those that users run.
     """
-    is_unit = UNIT in request.path.parents
-    jax.config.update("jax_disable_most_optimizations", is_unit)
+    jax.config.update("jax_disable_most_optimizations", UNIT in request.path.parents)
     yield
     jax.clear_caches()
 

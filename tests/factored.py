@@ -8,16 +8,14 @@ import numpy as np
 from jax import lax
 
 import dpjax
-from dpjax.estimators import Clipping, Truncation, Winsorization
 
 FAST_TO_COMPILE = {"xla_backend_optimization_level": 0}
 WIDTH, VOCABULARY, LENGTH = 40, 300, 3
-ESTIMATORS = (Clipping(0.3), Winsorization(0.05))
+ESTIMATORS = (dpjax.estimators.Clipping(0.3), dpjax.estimators.Winsorization(0.05))
 
 
 def numbers(*shape, seed=0):
-    rng = np.random.default_rng(seed)
-    return jnp.asarray(rng.standard_normal(shape), jnp.float32)
+    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), jnp.float32)
 
 
 def assert_same_mean(loss_fn, params, batch, rtol=1e-5, estimators=ESTIMATORS):
@@ -36,7 +34,7 @@ def assert_same_mean(loss_fn, params, batch, rtol=1e-5, estimators=ESTIMATORS):
     largest = max(float(np.abs(x).max()) for x in jax.tree.leaves(grads))
     for estimator, (mean, expected) in zip(estimators, pairs, strict=True):
         # A cast may move an entry over the threshold.
-        is_cut = rtol > 1e-3 and isinstance(estimator, Truncation)
+        is_cut = rtol > 1e-3 and isinstance(estimator, dpjax.estimators.Truncation)
         for x, y in zip(*map(jax.tree.leaves, (mean, expected)), strict=True):
             assert x.dtype == y.dtype
             if not is_cut:

@@ -13,8 +13,7 @@ FALSE_ALARM = 1e-6
 
 
 def records(size, seed, d=3):
-    rng = np.random.default_rng(seed)
-    features = rng.normal(size=(size, d)).astype(np.float32)
+    features = np.random.default_rng(seed).normal(size=(size, d)).astype(np.float32)
     targets = np.where(features @ np.arange(1, d + 1) > 0, 1, -1).astype(np.float32)
     return features, targets
 

@@ -174,8 +174,7 @@ def _budget(key: jax.Array, i: int) -> dict[str, Any]:
 
 
 def _problem(data: Any) -> tuple[Any, jax.Array, Any]:
-    start = np.zeros(data[0].shape[1], data[0].dtype)
-    return losses.squared, jnp.asarray(start), data
+    return losses.squared, jnp.asarray(np.zeros(data[0].shape[1], data[0].dtype)), data
 
 
 def _steps(i: int) -> dict[str, Any]:

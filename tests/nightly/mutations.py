@@ -540,11 +540,10 @@ def place_of(fault: Fault, root: Path) -> Path:
 
 
 def run(command: list[str], root: Path) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(root), "CI": "false"}
     return subprocess.run(
         [sys.executable, *command],
         cwd=root,
-        env=environment,
+        env={**os.environ, "PYTHONPATH": str(root), "CI": "false"},
         capture_output=True,
         text=True,
     )

@@ -74,8 +74,7 @@ def test_targets_are_judged_by_their_ratio(target, value, is_reached, factor):
     assert verdict.is_reached is is_reached
     others = [name for name in target.against if name != "absent"]
     seconds = {one.name: one.seconds for one in methods}
-    best = min(others, key=seconds.__getitem__, default="")
-    assert verdict.other == best
+    assert verdict.other == min(others, key=seconds.__getitem__, default="")
 
 
 @pytest.mark.parametrize("measured", [[], [measurement("a")]])

@@ -111,8 +111,7 @@ def test_site_is_built_without_warnings_and_asks_no_other_host(site):
     assert [name for name, text in texts.items() if ":math:" in text] == []
     from sphinx.util.inventory import InventoryFile
 
-    content = (site / "objects.inv").read_bytes()
-    kinds = InventoryFile.loads(content, uri="").data
+    kinds = InventoryFile.loads((site / "objects.inv").read_bytes(), uri="").data
     assert public_names() <= {name for names in kinds.values() for name in names}
 
 

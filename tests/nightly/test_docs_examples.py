@@ -127,8 +127,7 @@ def test_loop_of_the_guide_draws_what_is_accounted_for(name, monkeypatch):
     if priced.sampling_prob == 1:
         assert most <= priced.num_steps
     for column in seen.T:
-        gaps = np.diff(np.flatnonzero(column))
-        assert (gaps >= pattern.min_separation).all()
+        assert (np.diff(np.flatnonzero(column)) >= pattern.min_separation).all()
     if not one.pads and name != "WithoutReplacement":
         assert most == priced.num_steps
 

@@ -119,8 +119,7 @@ def test_repetitions_side_by_side_have_the_same_values(tmp_path, monkeypatch):
 
 def test_the_command_lists_runs_and_draws(tmp_path, monkeypatch, capsys):
     command.main(["figures", "list"])
-    text = capsys.readouterr().out
-    assert [line.split()[0] for line in text.splitlines()] == NAMES
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == NAMES
     at = Panel.at
     monkeypatch.setattr(Panel, "at", lambda self, size: at(self, Size.SMOKE))
     command.main(["figures", "run", "004-1b", "--out", str(tmp_path)])

@@ -11,9 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax import losses, solvers
+from dpjax import estimators, losses, solvers
 from dpjax.batching import Poisson, WithoutReplacement
-from dpjax.estimators import SmoothedTruncation
 from dpjax.solvers import Checkpoint, Execution
 from dpjax.tables.io._sample import Tags, order_of
 from tests.parties import free_port, run_processes
@@ -57,7 +56,7 @@ def job(folder, num_processes, *tasks):
 def train(key=None, **options):
     options |= {"epsilon": 0.1, "delta": 1e-2, "learning_rate": 0.3, "num_steps": 5}
     options["key"] = jax.random.key(1) if key is None else key
-    options["estimator"] = SmoothedTruncation(3.0)
+    options["estimator"] = estimators.SmoothedTruncation(3.0)
     problem = losses.squared, jnp.zeros(3), (FEATURES, TARGETS)
     return solvers.dp_gradient_descent(*problem, **options)
 

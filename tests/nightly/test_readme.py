@@ -58,8 +58,7 @@ def test_commands_of_a_table_print_what_is_shown(tmp_path, monkeypatch):
         printed += words_of(done(invoke(*arguments)).output) + " "
     for name in ("out/model.npz", "out/report.html", "predictions.csv", "model.sql"):
         assert (tmp_path / name).stat().st_size > 0
-    shown = re.search(r"```text\n(.*?)\n│", section, re.DOTALL)[1]
-    assert words_of(shown) in printed
+    assert words_of(re.search(r"```text\n(.*?)\n│", section, re.DOTALL)[1]) in printed
     for measure in ("median of the absolute", "90th percentile of the"):
         assert measure in printed
 

@@ -125,8 +125,7 @@ def test_hindsight_chooses_by_the_excess_on_keys_of_its_own(monkeypatch):
 
 
 def test_a_noisy_gram_has_half_the_variance_off_its_diagonal():
-    rng = np.random.default_rng(0)
-    noisy = peers._noisy_gram(rng, np.zeros((600, 600)), 3.0)
+    noisy = peers._noisy_gram(np.random.default_rng(0), np.zeros((600, 600)), 3.0)
     np.testing.assert_array_equal(noisy, noisy.T)
     upper = noisy[np.triu_indices(600, 1)]
     assert np.std(upper) == pytest.approx(3 / np.sqrt(2), rel=0.01)

@@ -12,12 +12,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dpjax import estimators, mechanisms, per_sample_grad, robust_grad
+from dpjax import estimators, mechanisms, per_sample_grad, robust_grad, transforms
 from dpjax.batching import Disjoint
 from dpjax.datasets import Categorical, Numeric
 from dpjax.gradients import by_user
 from dpjax.sklearn import DPAdditiveClassifier, DPLinearRegression, DPLogisticRegression
-from dpjax.transforms import privatize
 from tests.unit.models import test_model
 
 pytestmark = [
@@ -177,8 +176,7 @@ def test_a_fit_takes_each_cell_by_itself(kind, odd):
         (LINEAR, given, (rows, np.array(plain))),
         (LOGISTIC, (rows, OBJECTS[kind](labels)), (rows, np.array([-1, *labels[1:]]))),
     ):
-        weights = model.fit(*fitted).coef_
-        np.testing.assert_array_equal(weights, model.fit(*same).coef_)
+        np.testing.assert_array_equal(model.fit(*fitted).coef_, model.fit(*same).coef_)
 
 
 @pytest.mark.parametrize("case", [*typed()], ids=lambda case: f"{case[0]} {case[1]}")
@@ -217,7 +215,7 @@ SELECTION = {"sparsity": 1, "selection_scale": 1.0, "release_stddev": 1.0}
 
 
 def privatized(key, x):
-    private = privatize(CLIPPING, noise_multiplier=1.0, key=key)
+    private = transforms.privatize(CLIPPING, noise_multiplier=1.0, key=key)
     return private.update(x, private.init(jnp.zeros(2)))
 
 

@@ -250,5 +250,4 @@ def test_a_witness_sees_what_the_check_does_not():
 @pytest.mark.parametrize("name", sorted(WITNESSED))
 def test_no_release_uses_words_twice(name):
     case = CASES[name]
-    uses = Witness().uses_of(case.release, case.data)
-    assert set(uses.values()) == {1}
+    assert set(Witness().uses_of(case.release, case.data).values()) == {1}

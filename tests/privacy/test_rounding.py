@@ -69,8 +69,7 @@ def test_sums_are_on_their_side(total, share, other):
     assert Fraction(part) + Fraction(rest) <= Fraction(total)
     assert sum_up(part, rest) <= total
     assert total - part - 1e-15 * total <= rest
-    exact = Fraction(total) + Fraction(other)
-    assert exact <= Fraction(sum_up(total, other))
+    assert Fraction(total) + Fraction(other) <= Fraction(sum_up(total, other))
     assert sum_up(total, other) <= math.nextafter(total + other, math.inf)
 
 

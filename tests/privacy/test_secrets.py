@@ -14,7 +14,6 @@ import pytest
 
 import dpjax
 from dpjax.batching import Poisson
-from dpjax.constraints import L1Ball
 from dpjax.estimators import AdaptiveThreshold, Clipping
 from dpjax.mechanisms import BandedToeplitz
 from dpjax.transforms import accumulate, frank_wolfe, peel, privatize
@@ -45,7 +44,7 @@ STATES = {
         sparsity=1, rho=1.0, sensitivity=1.0, limit=1.0, key=key
     ).init(PARAMS),
     "frank_wolfe": lambda key: frank_wolfe(
-        L1Ball(1.0), epsilon=1.0, sensitivity=1.0, limit=1.0, key=key
+        dpjax.constraints.L1Ball(1.0), epsilon=1.0, sensitivity=1.0, limit=1.0, key=key
     ).init(PARAMS),
     "batches": lambda key: Poisson(4.0).init(key, 99, 2, epsilon=1.0, delta=1e-3),
     "training": lambda key: dpjax.PrivateTraining(

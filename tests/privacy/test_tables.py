@@ -112,8 +112,7 @@ def test_no_pair_of_lines_changes_another(tmp_path, encoding, end):
     head = [written("x,y"), plain]
     alone = [records_of(path, [*head, line], encoding, end)[1] for line in lines]
     for i, j in itertools.product(range(len(lines)), repeat=2):
-        content = [*head, lines[i], plain, lines[j]]
-        records = records_of(path, content, encoding, end)
+        records = records_of(path, [*head, lines[i], plain, lines[j]], encoding, end)
         assert records == [("1", "p"), alone[i], ("1", "p"), alone[j]]
 
 
@@ -210,8 +209,7 @@ def test_names_of_files_are_no_patterns(tmp_path, num_rows):
     (tmp_path / "year=2021").mkdir()
     path = tmp_path / "year=2021" / "[1]?*.parquet"
     numbers = [float(i) for i in range(num_rows)]
-    frame = pl.DataFrame({"x": numbers}, schema={"x": pl.Float64})
-    frame.write_parquet(path)
+    pl.DataFrame({"x": numbers}, schema={"x": pl.Float64}).write_parquet(path)
     pl.DataFrame({"y": [3]}).write_parquet(path.with_name("1ab.parquet"))
     assert (column_names(path), declared_kinds(path)) == (["x"], {"x": "numbers"})
     assert all_cells(path, "x") == numbers
@@ -258,8 +256,7 @@ def test_a_row_of_a_sheet_is_a_record_by_itself(tmp_path, monkeypatch, rows):
     assert columns["x"].tolist() == [texts[0] for _, texts in pairs]
     assert columns["y"].tolist() == [texts[1] for _, texts in pairs]
     numbers = Texts.of([texts[0] for _, texts in IN_SHEETS], form).numbers
-    expected = [1.5, 2**53, 1 / 3, 1e-12, 1234.5, -1e300]
-    assert numbers[:6].tolist() == expected
+    assert numbers[:6].tolist() == [1.5, 2**53, 1 / 3, 1e-12, 1234.5, -1e300]
 
 
 def test_cells_that_excel_cannot_show_stop_nothing(tmp_path, monkeypatch):
@@ -361,8 +358,7 @@ def test_titles_sums_and_separators_are_no_records(csv_file, monkeypatch, kind, 
 )
 def test_bytes_that_do_not_decode_are_missing(csv_file, encoding, town):
     path = csv_file(b"x,y,z\n1,Gh\xe9nt,a\n2,Lier,b\n")
-    text_format = TextFormat(encoding=encoding)
-    column = read_columns(path, ["y"], text_format=text_format)["y"]
+    column = read_columns(path, ["y"], text_format=TextFormat(encoding=encoding))["y"]
     assert column.tolist() == [town, "Lier"]
     encoded = Categorical(("Gh\u00e9nt", "Lier")).encode(column).tolist()
     assert encoded == [[float(encoding is not None), 0.0], [0.0, 1.0]]

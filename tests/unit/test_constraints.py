@@ -122,8 +122,7 @@ def test_diameter_is_the_largest_distance(name):
             rows = np.concatenate([ends, -ends])
         else:
             rows = vertices_of(name, dim)
-        gaps = rows[:, None] - rows[None]
-        expected = np.linalg.norm(gaps, ord=order, axis=-1).max()
+        expected = np.linalg.norm(rows[:, None] - rows[None], ord=order, axis=-1).max()
         diameter = float(SETS[name].diameter(f"l{order}", dim))
         assert diameter == pytest.approx(expected, rel=1e-6)
 
@@ -260,8 +259,7 @@ def test_a_grid_covers_its_set(constraint, key):
     assert net.dtype == jnp.float32
     assert jax.vmap(constraint.contains)(net).all()
     # Points within, and projections of points outside: on the boundary, in corners.
-    wide = 1.5 * jax.random.normal(key, (20_000, 3))
-    points = jax.vmap(constraint.project)(wide)
+    points = jax.vmap(constraint.project)(1.5 * jax.random.normal(key, (20_000, 3)))
     assert farthest(net, points) <= radius * (1 + 1e-5)
 
 

@@ -11,10 +11,9 @@ from dp_accounting import pld
 from jax.experimental.multihost_utils import process_allgather
 from jax.extend import core
 
-from dpjax import _validate
+from dpjax import _validate, mechanisms
 from dpjax._tree import materialized
 from dpjax.gradients._loss import evaluate, is_plain_jit
-from dpjax.mechanisms import BandedToeplitz
 
 assert callable(process_allgather)  # for `parties._transport`
 
@@ -95,4 +94,4 @@ def test_jax_privacy_counts_guesses_and_optimizes_strategies():
     threshold = auditing.Explicit(1.0)
     epsilon = auditor.epsilon_one_run(0.05, 1e-300, threshold_strategy=threshold)
     assert (1 + np.exp(-epsilon)) ** -20 == pytest.approx(0.05)  # 20 of 20 are right
-    assert BandedToeplitz.optimal(4, 2).num_bands == 2
+    assert mechanisms.BandedToeplitz.optimal(4, 2).num_bands == 2

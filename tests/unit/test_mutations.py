@@ -9,8 +9,7 @@ from tests.nightly.mutations import FAULTS, ROOT, place_of
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_fault_has_one_place(fault):
-    text = place_of(fault, ROOT).read_text()
-    ast.parse(text.replace(fault.old, fault.new))
+    ast.parse(place_of(fault, ROOT).read_text().replace(fault.old, fault.new))
     assert fault.old != fault.new
     assert all((ROOT / path).exists() for path in fault.tests.split())
 

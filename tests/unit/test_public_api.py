@@ -23,8 +23,7 @@ def parameters(function):
             continue
         if parameter.kind is parameter.KEYWORD_ONLY and not has_star:
             parts, has_star = [*parts, "*"], True
-        has_default = parameter.default is not parameter.empty
-        parts.append(parameter.name + "=" * has_default)
+        parts.append(parameter.name + "=" * (parameter.default is not parameter.empty))
     return " ".join(parts)
 
 

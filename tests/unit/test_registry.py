@@ -33,5 +33,4 @@ LAYERS = {
 @pytest.mark.parametrize("layer", LAYERS)
 def test_every_part_of_a_layer_is_registered(layer):
     parts, beside = LAYERS[layer]
-    names = {*getattr(dpjax, layer).__all__}
-    assert registry.names(parts) == names - {*beside.split()}
+    assert registry.names(parts) == {*getattr(dpjax, layer).__all__} - {*beside.split()}

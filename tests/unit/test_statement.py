@@ -10,8 +10,7 @@ import pytest
 from dp_accounting import GaussianDpEvent, NeighboringRelation, UnsupportedDpEvent
 
 import dpjax
-from dpjax import read_guarantee
-from dpjax.accounting import PrivacyGuarantee
+from dpjax import accounting, read_guarantee
 from dpjax.tables._statement import Statement
 from tests.unit.models.test_model import archive, model, model_file, shaped
 
@@ -38,7 +37,7 @@ def fits(value, schema=SCHEMA):
 
 def guarantee(**changes):
     given = {"epsilon": 1.0, "delta": 1e-5, "dp_event": GaussianDpEvent(3.75)}
-    return PrivacyGuarantee.of(**given | changes)
+    return accounting.PrivacyGuarantee.of(**given | changes)
 
 
 PRIVACY = Statement.of(guarantee()).content()

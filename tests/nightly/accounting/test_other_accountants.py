@@ -12,17 +12,15 @@ from dp_accounting.dp_event import MixtureOfGaussiansDpEvent
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
-from dpjax import ADD_OR_REMOVE_ONE, REPLACE_ONE, accounting, batching
+from dpjax import ADD_OR_REMOVE_ONE, REPLACE_ONE, accounting, batching, mechanisms
 from dpjax.accounting import Sampling, noise_multiplier, noise_multiplier_to_epsilon
 from dpjax.accounting import _sampled_gaussian as losses
 from dpjax.accounting._profiles import overflow_of
 from dpjax.accounting._subsampling import gaussian_event
-from dpjax.batching import CyclicPoisson
-from dpjax.mechanisms import BandedToeplitz, BufferedToeplitz
 from tests.unit.accounting.test_subsampling import FIXED_SIZE, POISSON
 from tests.unit.accounting.test_tuning import DELTA
 
-BANDED = BandedToeplitz.square_root(40, 4)
+BANDED = mechanisms.BandedToeplitz.square_root(40, 4)
 
 
 def test_epsilons_are_those_of_jax_privacy():
@@ -36,12 +34,12 @@ def test_epsilons_are_those_of_jax_privacy():
     params = theirs.DpParams(noise_multipliers=multiplier, cycle_length=5, **sizes)
     expected = theirs.DpsgdTrainingAccountant(config).compute_epsilon(40, params)
     fields = {"strategy": BANDED, "relation": ADD_OR_REMOVE_ONE}
-    sampling = CyclicPoisson(10.0, 5).sampling(400, 40, **fields)
+    sampling = batching.CyclicPoisson(10.0, 5).sampling(400, 40, **fields)
     epsilon = noise_multiplier_to_epsilon(2.0, 1e-5, sampling)
     np.testing.assert_allclose(epsilon, expected, rtol=2e-3)
     # One release of C g, by their sensitivity of two strategies and patterns.
     accountant = theirs.SingleReleaseTrainingAccountant(config)
-    buffered = BufferedToeplitz(40, (0.9, 0.4), (0.3, 0.3))
+    buffered = mechanisms.BufferedToeplitz(40, (0.9, 0.4), (0.3, 0.3))
     for strategy, most, apart in ((BANDED, 8, 5), (buffered, 4, 10)):
         with (
             jax.enable_x64(True),

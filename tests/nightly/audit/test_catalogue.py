@@ -17,7 +17,6 @@ from benchmarks.audits.catalogue import LAYERS, cases, names_of
 from benchmarks.audits.transcripts import transcribed
 from dpjax import accounting, estimators, loading, mechanisms, solvers
 from dpjax.audit import epsilon_lower_bound
-from dpjax.estimators import Estimator
 
 # The share of its claim that a case shows at least, with all its releases, where it is
 # not that of its layer.
@@ -84,7 +83,7 @@ def test_privatize_has_a_case_for_every_estimator():
     private = {
         member.__name__.lower()
         for member in vars(estimators).values()
-        if inspect.isclass(member) and issubclass(member, Estimator)
+        if inspect.isclass(member) and issubclass(member, estimators.Estimator)
     } - {"estimator", "mean"}
     words = {case.removeprefix("privatize_") for case in names_of("transforms")}
     assert private <= {word.replace("_", "") for word in words}

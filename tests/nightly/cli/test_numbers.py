@@ -62,8 +62,7 @@ def right(frame, edges, by):
     town = frame["town"].where(frame["town"] != "Mol", "(other)")
     for name in SCHEMA:
         is_whole = by is None or name == by
-        groups = ["(all)"] if is_whole else ["Ghent", "Lier", "Nowhere", "(other)"]
-        for group in groups:
+        for group in ["(all)"] if is_whole else ["Ghent", "Lier", "Nowhere", "(other)"]:
             own = frame[name] if is_whole else frame[name][town == group]
             if name in ("free", *LIMITS):
                 known = own.dropna().clip(*LIMITS.get(name, (None, None)))
@@ -193,8 +192,7 @@ def test_a_description_of_a_sample_counts_the_whole_table():
         rows = described(frame, epsilon=epsilon, max_records=NUM, by="town").rows
         assert_possible(rows, 2 * NUM, "town")
     (owns,) = (r for r in rows if r[:4] == ("owns", "Lier", "count", "true"))
-    truth = len(frame.query("town == 'Lier' and owns == 'true'"))
-    assert owns.low < truth < owns.high
+    assert owns.low < len(frame.query("town == 'Lier' and owns == 'true'")) < owns.high
 
 
 @pytest.fixture
@@ -235,8 +233,7 @@ def test_of_rare_labels_a_plan_promises_less(planned, monkeypatch):
     monkeypatch.setattr("dpjax.tables.cli._forecast._Made.width", lambda *_: np.inf)
     gains = []  # of what a model without privacy gains
     for options in ([], ["--base-rate", 0.04]):
-        target = '{positive = "yes"}'
-        content, shown = planned(target, "--epsilon", 0.5, *options)
+        content, shown = planned('{positive = "yes"}', "--epsilon", 0.5, *options)
         least, best = content["constant"]["loss"], content["no_privacy"]["loss"]
         (private,) = content["outcomes"]
         gains.append((least - private["loss"]) / (least - best))
@@ -389,8 +386,7 @@ def test_the_unit_of_a_target_is_that_of_the_largest_exposure(spread, ends):
 
 def test_means_at_an_end_of_their_range_are_told(here):
     rng, x, _ = records(6)
-    y = rng.poisson(3 * np.exp(x[:, 0]))
-    table = pd.DataFrame({"x": x[:, 0].round(3), "y": y})
+    table = pd.DataFrame({"x": x[:, 0].round(3), "y": rng.poisson(3 * np.exp(x[:, 0]))})
     table["town"] = rng.choice(["Ghent", "Lier", "Mol", ""], N)
     table.to_csv("data.csv", index=False)
     kinds = "columns.x = {center = 0, scale = 1}\n"
@@ -400,8 +396,7 @@ def test_means_at_an_end_of_their_range_are_told(here):
     words += ["--epsilon", 1e4, "--holdout", 0.5, "--model", "linear"]
     done(invoke("train", *words, "--output", "out"))
     predicted = done(invoke("predict", "out", "data.csv", "--output", "predicted.csv"))
-    means = pd.read_csv("predicted.csv").iloc[:, -1].to_numpy()
-    is_end = means > 3 - 1e-6
+    is_end = pd.read_csv("predicted.csv").iloc[:, -1].to_numpy() > 3 - 1e-6
     measures = json.loads((here / "out" / "report.json").read_text())["evaluation"]
     share = measures["measures"]["share of means at an end of their range"]["model"]
     true = is_end[HALF.is_test].mean()

@@ -30,8 +30,7 @@ def test_a_target_with_one_class_is_trained(rooms, label):
     text = (rooms / "data.csv").read_text()
     text = text.replace(",yes", f",{label}").replace(",no", f",{label}")
     (rooms / "data.csv").write_text(text)
-    arguments = options(schema="class.toml", target="sold", loss="logistic")
-    done(run("data.csv", *arguments))
+    done(run("data.csv", *options(schema="class.toml", target="sold", loss="logistic")))
     assert read_report(rooms / "out")["target_unit"] == "+1 for yes"
 
 
@@ -150,8 +149,7 @@ def test_costs_with_a_bought_scale_and_a_ledger(claims):
 
 
 def test_persons_on_a_list(here):
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=900)
+    x = np.random.default_rng(0).normal(size=900)
     lines = [f"{i % 300},{x[i]},{300 + 100 * x[i]}" for i in range(900)]
     (here / "data.csv").write_text("\n".join(["who,x,y", *lines]))
     text = "columns.x = {center = 0, scale = 1}\n"

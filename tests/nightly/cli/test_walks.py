@@ -151,13 +151,12 @@ def test_a_walk_has_the_numbers_of_its_table(folder, name):
     walk.write(frame)
     dates = f"columns.since = {walk.dates}\n" if walk.dates else ""
     Path("schema.toml").write_text(COLUMNS + dates + walk.schema)
-    run = f"--schema schema.toml --epsilon 1e6 --ledger ledger.toml {walk.unit}"
     script = SCRIPT.format(
         file=walk.file,
         read=walk.read,
         train=walk.train,
         target="y",
-        run=run,
+        run=f"--schema schema.toml --epsilon 1e6 --ledger ledger.toml {walk.unit}",
         unit=walk.unit.partition(" --rec")[0],
     )
     lines = script.strip().splitlines()
@@ -215,7 +214,6 @@ def test_a_walk_has_the_numbers_of_its_table(folder, name):
             in_sql = None
     else:
         means = (exact.predict(design) * weights).to_numpy()[:, None]
-    size = np.abs(means).max()
-    np.testing.assert_allclose(private, means, rtol=0, atol=1e-2 * size)
+    np.testing.assert_allclose(private, means, rtol=0, atol=1e-2 * np.abs(means).max())
     if in_sql is not None:
         np.testing.assert_allclose(in_sql, private.iloc[:, 0], rtol=1e-5)

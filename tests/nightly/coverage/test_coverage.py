@@ -61,8 +61,7 @@ def test_intervals_hold_five_coefficients_and_all_predictions_together(loss):
         features = coverage.features_of(data_key, 20_000)[:, -5:]
         targets = features @ truth + jax.random.logistic(noise_key, (20_000,))
         given = BUDGET | {"epsilon": 3.0, "intercept": 4, "intervals": True}
-        data = features, targets
-        solution = solvers.dp_linear_model(loss, data, key=key, **given)
+        solution = solvers.dp_linear_model(loss, (features, targets), key=key, **given)
         ends = solution.interval(simultaneous=True), solution.interval()
         ends += (solution.interval_of(rows, simultaneous=True),)
         pairs = zip(ends, (truth, truth, rows @ truth), strict=True)
@@ -88,8 +87,7 @@ def test_real_columns_are_populations(tmp_path, monkeypatch):
         assert np.sum(plain) >= 0.6 * 8 * len(plain)
         assert "groups" in name or (finite == 8).all()
         assert 0.5 < row["width"] < 20
-    text = populations.table(rows)
-    assert text.count("| adult, age | 5 |") == len(rows)
+    assert populations.table(rows).count("| adult, age | 5 |") == len(rows)
     assert populations.table({}) == ""
 
 
@@ -248,5 +246,4 @@ def test_the_rank_is_as_near_as_is_stated(quantile, key):
     bounds = ordered[np.clip([rank - error - 1, rank + error], 0, 1999).astype(int)]
     value = np.asarray(solutions.params)
     width = 0.05 * np.abs(value)
-    is_outside = (value + width < bounds[0]) | (value - width > bounds[1])
-    assert is_outside.sum() <= 12
+    assert ((value + width < bounds[0]) | (value - width > bounds[1])).sum() <= 12

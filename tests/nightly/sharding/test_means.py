@@ -12,10 +12,9 @@ import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from dpjax import estimators, mechanisms
+from dpjax import estimators, mechanisms, transforms
 from dpjax.estimators import Clipping, MedianOfMeans, TrimmedMean, Winsorization
 from dpjax.gradients import per_sample_grad, robust_grad
-from dpjax.transforms import privatize
 from tests import registry
 from tests.factored import GROUPS
 from tests.privacy.estimators.test_any_precision import check_moves_of_program
@@ -251,7 +250,7 @@ def test_noise_is_added_to_the_exact_mean(key):
     # Whole numbers, of which blocks add exactly: their sums have 32 bits.
     rows = np.float32(np.random.default_rng(0).integers(0, 2**18, (2**14, 300)))
     options = {"noise_multiplier": 1e-4, "key": key, "axis_name": "records"}
-    transform = privatize(Winsorization(2.0**18), **options)
+    transform = transforms.privatize(Winsorization(2.0**18), **options)
 
     @jax.jit
     def released(rows):
@@ -314,7 +313,7 @@ def mesh_over_two_axes(kind, of_model=AxisType.Auto):
 
 def private_mean(key, rows, axis_name=None):
     options = {"noise_multiplier": 2.0, "key": key, "axis_name": axis_name}
-    transform = privatize(Clipping(1.0), **options)
+    transform = transforms.privatize(Clipping(1.0), **options)
     return transform.update(rows, transform.init(None))[0]
 
 
@@ -323,8 +322,7 @@ def test_noise_is_drawn_once_and_the_same_everywhere(setting):
     # Of zeros the mean is zero on any number of devices: what comes out is the noise.
     grads = {"w": jnp.zeros((N, 6, 8)), "b": jnp.zeros(N, jnp.bfloat16)}
     expected = jax.jit(private_mean)(jax.random.key(1), grads)
-    stated = Clipping(1.0).sensitivity(N, 49).l2
-    assert 0.7 < expected["w"].std() / (2 * stated) < 1.3
+    assert 0.7 < expected["w"].std() / (2 * Clipping(1.0).sensitivity(N, 49).l2) < 1.3
     noise = setting(private_mean, mesh_of(8))(jax.random.key(1), grads)
     assert_equal(noise, expected)
     shards = [np.asarray(s.data) for s in noise["w"].addressable_shards]
@@ -381,16 +379,14 @@ def test_runs_of_their_own_on_each_device_are_not_refused():
 
     keys = jax.random.split(jax.random.key(6), 8)
     run = mapped(repetition, mesh_of(8), ROWS, ROWS)
-    released = run(keys, jnp.zeros((N, 2)))
-    assert len(np.unique(np.asarray(released))) == 16
+    assert len(np.unique(np.asarray(run(keys, jnp.zeros((N, 2)))))) == 16
 
     def choice(keys, scores):
         options = {"epsilon": 1.0, "sensitivity_range": 1.0}
         return mechanisms.exponential(keys[0], scores, **options)[None]
 
     run, keys = mapped(choice, mesh_of(8), ROWS, (ROWS, ROWS)), jax.random.clone(keys)
-    chosen = run(keys, jnp.zeros(N))
-    assert len(np.unique(np.asarray(chosen))) > 3
+    assert len(np.unique(np.asarray(run(keys, jnp.zeros(N))))) > 3
 
 
 @pytest.mark.parametrize(("setting", "fraction"), [(auto, 0.05), (manual, 0.45)])
@@ -425,8 +421,7 @@ def test_derivatives_over_devices_are_those_of_one():
     estimator = TrimmedMean(0.2, -3.0, 3.0)
 
     def sensitivity(rows, axis_name=None):
-        smooth = estimator.smooth_sensitivity(rows, 0.1, axis_name=axis_name)
-        return (smooth**2).sum()
+        return (estimator.smooth_sensitivity(rows, 0.1, axis_name=axis_name) ** 2).sum()
 
     expected = jax.grad(sensitivity)(rows)
     split = jax.jit(jax.grad(partial(sensitivity, axis_name="records")))
@@ -440,7 +435,7 @@ def test_correlated_noise(name):
     def released(params, grads, axis_name=None):
         options = {"noise_multiplier": 3.0, "noise": STRATEGIES[name]}
         options |= {"key": jax.random.key(3), "axis_name": axis_name}
-        transform = privatize(Winsorization(1.0), **options)
+        transform = transforms.privatize(Winsorization(1.0), **options)
 
         def step(state, _):
             updates, state = transform.update(grads, state, params)
@@ -508,8 +503,7 @@ def test_noise_is_made_where_it_is_added(add, kind):
     text = jax.jit(add).lower(key, split).compile().as_text()
     assert not collectives(text)
     # Drawn alone: no device makes the whole.
-    every_size = sizes(re.findall(r"= \(?\w+\[([\d,]+)\]", text))
-    assert max(every_size) == rows * 257
+    assert max(sizes(re.findall(r"= \(?\w+\[([\d,]+)\]", text))) == rows * 257
 
 
 def test_explicit_axes_of_the_model_are_refused():

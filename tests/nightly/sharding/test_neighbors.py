@@ -43,8 +43,7 @@ def stream(params, batch):
 
 def mean_of(make_grads, estimator, n=N):
     def mean(params, batch, axis_name):
-        grads = make_grads(params, batch)
-        return estimator(grads, normalize_by=n, axis_name=axis_name)
+        return estimator(make_grads(params, batch), normalize_by=n, axis_name=axis_name)
 
     return mean
 
@@ -202,8 +201,7 @@ def test_a_record_moves_the_result_by_the_sensitivity_at_most(case):
         results = [jax.flatten_util.ravel_pytree(x[name])[0] for x in means]
         results = np.float64(results).reshape(3, len(VALUES), SIZE)
         assert np.isfinite(results).all()
-        moves = results[:, None] - results[:, :, None]
-        moved = np.linalg.norm(moves, axis=-1).max()
+        moved = np.linalg.norm(results[:, None] - results[:, :, None], axis=-1).max()
         bound = estimator.sensitivity(n, SIZE).l2
         # A private mean counts in its noise what pieces add to it.
         assert moved <= bound * (1.001 if name == "accumulate" else 1), name

@@ -11,9 +11,8 @@ import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from dpjax import losses, solvers
+from dpjax import constraints, losses, solvers
 from dpjax.batching import Disjoint, Full, Poisson, WithoutReplacement
-from dpjax.constraints import Box, L1Ball, grid_net
 from dpjax.estimators import MedianOfMeans, TrimmedMean, Truncation, Winsorization
 from tests import registry
 from tests.nightly.sharding import test_means
@@ -43,7 +42,7 @@ def descent(estimator, num_steps=5, **options):
 
 @cache
 def net():
-    return grid_net(Box(-1.0, 1.0), D, radius=1.23)
+    return constraints.grid_net(constraints.Box(-1.0, 1.0), D, radius=1.23)
 
 
 def l1_regression(x, y, candidates=None):
@@ -118,11 +117,9 @@ def test_candidates_of_l1_regression_may_be_dealt_out(what):
     mesh = jax.make_mesh(MESHES[what], axes, axis_types=(AxisType.Auto,) * len(axes))
 
     def put(x, axis):
-        spec = P(axis) if axis in axes else P()
-        return jax.device_put(x, NamedSharding(mesh, spec))
+        return jax.device_put(x, NamedSharding(mesh, P(axis) if axis in axes else P()))
 
-    candidates = put(net(), "candidates")
-    many = l1_regression(put(X, "records"), put(Y, "records"), candidates)
+    many = l1_regression(put(X, "records"), put(Y, "records"), put(net(), "candidates"))
     check_same(many, on_one_device("net"), atol=0)
 
 
@@ -132,7 +129,7 @@ def test_coordinates_of_frank_wolfe_may_be_dealt_out():
     split = [jax.device_put(x, NamedSharding(mesh, spec)) for x, spec in specs]
 
     def solve(x, start):
-        options = {"key": key(), "epsilon": 2.0, "constraint": L1Ball(1.0)}
+        options = {"key": key(), "epsilon": 2.0, "constraint": constraints.L1Ball(1.0)}
         return solvers.dp_frank_wolfe(losses.squared, start, (x, Y), **options)
 
     check_same(solve(*split), solve(X, jnp.zeros(D)))
@@ -154,8 +151,7 @@ def test_batches_hold_the_same_records_and_gather_nothing(batching):
     run = jax.jit(lambda data: draw(data, "records"))
     many, mask = run(dealt(data))
     size = len(one["i"])
-    first = jax.tree.map(lambda x: np.asarray(x)[:size], many)
-    chex.assert_trees_all_equal(first, one)
+    chex.assert_trees_all_equal(jax.tree.map(lambda x: np.asarray(x)[:size], many), one)
     assert len(many["i"]) % 8 == 0
     assert {x.sharding.spec[0] for x in jax.tree.leaves(many)} == {"records"}
     np.testing.assert_array_equal(mask[:size], one_mask)
@@ -163,8 +159,7 @@ def test_batches_hold_the_same_records_and_gather_nothing(batching):
     assert not jnp.any(many["x"][size:])
     program = run.lower(dealt(data)).compile().as_text()
     # The batch's rows come by reduce-scatter.
-    kinds = {kind for kind, _ in test_means.collectives(program)}
-    assert kinds <= {"reduce-scatter"}
+    assert {kind for kind, _ in test_means.collectives(program)} <= {"reduce-scatter"}
 
 
 def test_a_training_run_over_devices_is_that_of_one():

@@ -5,8 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax import losses
-from dpjax.solvers import Execution, dp_additive_model
+from dpjax import losses, solvers
 from dpjax.solvers.additive._curves import FINE, FINEST
 from tests.unit.solvers.test_additive_model import NUM, bent, solve, table
 
@@ -68,7 +67,7 @@ def test_curves_are_coarse_where_labels_are_rare():
     for key in range(3):
         options = {"epsilon": 0.5, "delta": 1e-5, "key": jax.random.key(key)}
         options |= {"smooth": range(5), "intercept": 5}
-        model = dp_additive_model("logistic", (features, labels), **options)
+        model = solvers.dp_additive_model("logistic", (features, labels), **options)
         assert "gain" in model.stats
         assert not has_fine_curves(model.params)
 
@@ -98,8 +97,7 @@ def test_records_of_weight_zero_and_exposures_leave_the_rates():
     data = features, np.where(is_wrong, 50, counts)
     options = {"offsets": np.log(exposures), "max_weight": 3.0}
     options["weights"] = np.where(is_wrong, 0.0, 3.0)
-    solution = solve(losses.poisson(10.0), data=data, **options)
-    predicted = solution.predict(features)
+    predicted = solve(losses.poisson(10.0), data=data, **options).predict(features)
     assert np.corrcoef(predicted, np.log(rates))[0, 1] > 0.9
     ratio = np.sum(exposures * np.exp(predicted)) / np.sum(exposures * rates)
     assert abs(ratio - 1) < 0.15
@@ -140,7 +138,7 @@ def test_a_column_that_is_mostly_zero_tells_amounts_apart(shift):
 
 
 def test_under_jit_no_callback_is_shown_both_models():
-    options = Execution(callback=lambda step, params: None)
+    options = solvers.Execution(callback=lambda step, params: None)
 
     def run(*data):
         return solve("logistic", data=data, execution=options).params

@@ -8,9 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax import losses, solvers
+from dpjax import losses, mechanisms, solvers
 from dpjax.estimators import Clipping, MedianOfMeans, SmoothedTruncation, Winsorization
-from dpjax.mechanisms import discrete_gaussian
 from dpjax.parties import SecureSum, run_parties
 from dpjax.solvers.papers import _gradient_descent as descent
 from tests.parties import Recorder
@@ -61,7 +60,7 @@ def check_residual(
         for step in range(num_steps):
             for _ in range(1 + (step in ends.values())):  # a failed attempt has its own
                 draw = {"stddev": noise.share, "random_bytes": source}
-                share = discrete_gaussian((size,), **draw)
+                share = mechanisms.discrete_gaussian((size,), **draw)
             sums[step] -= noise.grid.to_reals(share)
     left = sums[max(ends.values(), default=0) :]  # after all have dropped
     ratio = np.sqrt(np.mean(left**2)) / stats["stddev"]

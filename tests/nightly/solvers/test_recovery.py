@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks.figures import printed
-from dpjax import PrivateTraining, accounting, datasets, losses, solvers
-from dpjax.constraints import L1Ball
+from dpjax import PrivateTraining, accounting, constraints, datasets, losses, solvers
 from dpjax.estimators import SmoothedTruncation
 
 LOG_NORMAL = datasets.LogNormal(scale=0.6**0.5)
@@ -52,7 +51,7 @@ def test_figure_1b_at_its_largest_sample():
     """Paper 004, figure 1(b), n = 9e4, epsilon = 1: its choices are blind, a walk."""
 
     def solve(fit, start, key):
-        options = {"epsilon": 1.0, "constraint": L1Ball(1.0)}
+        options = {"epsilon": 1.0, "constraint": constraints.L1Ball(1.0)}
         key = jax.random.key(key)
         return fit(losses.squared, start, problem.data, key=key, **options)
 

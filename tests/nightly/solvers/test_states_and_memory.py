@@ -24,8 +24,7 @@ def floats(*shape):
 
 
 def temporary_bytes(run, *shapes):
-    compiled = jax.jit(run).lower(*shapes).compile()
-    return compiled.memory_analysis().temp_size_in_bytes
+    return jax.jit(run).lower(*shapes).compile().memory_analysis().temp_size_in_bytes
 
 
 def descent(key, data, **changes):

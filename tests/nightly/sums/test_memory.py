@@ -100,8 +100,7 @@ def test_a_decoder_of_124_million_parameters_exported_for_cuda():
 
 def test_order_statistics_of_a_million_samples_are_exact():
     # Four digits in the sum, and a search of many words.
-    rng = np.random.default_rng(0)
-    samples = rng.standard_t(2, (2**20 + 3, 1)).astype(np.float32)
+    samples = np.random.default_rng(0).standard_t(2, (2**20 + 3, 1)).astype(np.float32)
     with jax.enable_x64(True):
         check(samples, 5000)
         check(np.abs(samples), 2**19)

@@ -8,17 +8,15 @@ import pytest
 from dp_accounting import LaplaceDpEvent, NoOpDpEvent
 
 from benchmarks.audits.case import Case
-from dpjax import tuning
-from dpjax.accounting import PrivacyGuarantee, tuning_epsilon
-from dpjax.solvers import Solution
+from dpjax import accounting, solvers, tuning
 from dpjax.tuning import _select
 
 COST = 2.0
 LAW = {"mean_trials": 3.0, "distribution": "negative_binomial"}
-PRIVACY = PrivacyGuarantee.of(COST, 0.0, dp_event=LaplaceDpEvent(1 / COST))
-FREE = PrivacyGuarantee.of(0.0, 0.0, dp_event=NoOpDpEvent())
-PRICE = tuning_epsilon(COST, 0.0, **LAW)
-CLAIM = PrivacyGuarantee.of(PRICE, 0.0, dp_event=NoOpDpEvent())
+PRIVACY = accounting.PrivacyGuarantee.of(COST, 0.0, dp_event=LaplaceDpEvent(1 / COST))
+FREE = accounting.PrivacyGuarantee.of(0.0, 0.0, dp_event=NoOpDpEvent())
+PRICE = accounting.tuning_epsilon(COST, 0.0, **LAW)
+CLAIM = accounting.PrivacyGuarantee.of(PRICE, 0.0, dp_event=NoOpDpEvent())
 
 
 def uniform(key):
@@ -44,7 +42,7 @@ def fixed_number_of_trials(is_planted):
     def release(key, bit):
         def train(candidate, key):
             is_true = uniform(key) < truth
-            return Solution(float(bit if is_true else 1 - bit), PRIVACY, {})
+            return solvers.Solution(float(bit if is_true else 1 - bit), PRIVACY, {})
 
         with pytest.MonkeyPatch.context() as patch:
             if is_planted:
@@ -64,7 +62,7 @@ def score_without_noise(is_planted):
             return float(bit) + noise
 
         def train(candidate, key):
-            return Solution(0.0, PRIVACY, {})
+            return solvers.Solution(0.0, PRIVACY, {})
 
         return np.float32(select(key, train, tuning.Score(fn, PRIVACY)).stats["score"])
 

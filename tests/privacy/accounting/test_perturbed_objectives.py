@@ -175,8 +175,7 @@ class Attack(NamedTuple):
         """Yields each point's noise and log density, up to a constant, by record."""
         for record in self.records:
             eta, matrix = self._map(points, record, convexity)
-            determinant = np.log(np.linalg.det(matrix))
-            yield eta, determinant - (eta**2).sum(0) / (2 * stddev**2)
+            yield eta, np.log(np.linalg.det(matrix)) - (eta**2).sum(0) / (2 * stddev**2)
 
 
 def grid(reach, num_points):
@@ -295,8 +294,7 @@ def test_released_points_have_the_density_that_is_attacked():
 
     def solve(key):
         options = {"epsilon": 1.0, "delta": 1e-3, "regularization": 0.0, "key": key}
-        data = jnp.float32(rows), jnp.ones(3)
-        return dp_objective_perturbation(*data, **options)
+        return dp_objective_perturbation(jnp.float32(rows), jnp.ones(3), **options)
 
     keys = jax.random.split(jax.random.key(5), 2000)
     stats = solve(jax.random.key(0)).stats

@@ -19,14 +19,12 @@ from dp_accounting import UnsupportedDpEvent, ZCDpEvent
 from benchmarks.audits.case import Case
 from benchmarks.audits.transforms import gaussian_claim
 from benchmarks.figures import printed
-from dpjax import ADD_OR_REMOVE_ONE, REPLACE_ONE, transforms
+from dpjax import ADD_OR_REMOVE_ONE, REPLACE_ONE, losses, solvers, transforms
 from dpjax._sums.fold import Unrounded
 from dpjax.accounting import PrivacyGuarantee, gaussian_epsilon, rho_to_epsilon
 from dpjax.estimators import Clipping, Mean, MedianOfMeans, TrimmedMean, Truncation
 from dpjax.estimators._clipping import clip_to_norm
-from dpjax.losses import logistic
 from dpjax.mechanisms import arsinh_normal, gaussian
-from dpjax.solvers import dp_l1_regression
 from dpjax.solvers.statistics._moments import noisy_second_moments
 from dpjax.solvers.statistics._noisy_quantile import noisy_quantile
 
@@ -122,8 +120,7 @@ def clipping_of_the_batch(is_planted):
     stddev = multiplier * Clipping(1.0).sensitivity(8, 1).l2
 
     def release(key, grads):
-        clipped = clip_to_norm(Mean()(grads), 1.0)
-        mean = clipped if is_planted else Clipping(1.0)(grads)
+        mean = clip_to_norm(Mean()(grads), 1.0) if is_planted else Clipping(1.0)(grads)
         return gaussian(key, mean, stddev=stddev)
 
     return gaussian_case(release, *turned([0.0] * 7 + [1e9]), privacy)
@@ -176,7 +173,7 @@ def paper_002_one_noise_for_all_rounds(is_planted):
 
 
 def l1_regression(key, features, is_printed):
-    solve = printed.l1_regression if is_printed else dp_l1_regression
+    solve = printed.l1_regression if is_printed else solvers.dp_l1_regression
     options = {"epsilon": 2.0, "candidates": jnp.eye(2), "truncation": 1.0}
     return solve(features, jnp.zeros(2), key=key, **options)
 
@@ -229,7 +226,7 @@ def paper_002_second_root(is_planted):
     # P(chi^2 <= ((sigma^2 e - 2) / (2 sigma))^2) = 1 - delta, Procedure 3, holds for a
     # small sigma too, with sigma^2 e < 2.
     stddev = roots()[1 if is_planted else 0]
-    loss = logistic
+    loss = losses.logistic
 
     def release(key, label):
         eta = gaussian(key, jnp.zeros(()), stddev=stddev)
@@ -273,8 +270,7 @@ def threshold_unpaid(is_planted):
         values = jnp.concatenate([others, jnp.abs(grads[0])])
         sizes = [noisy_quantile(size_key, values, **options) for size_key in size_keys]
         mean = privatized(grads / sizes[-1], mean_key, multiplier)[0]
-        num_above = sum((jnp.log2(size) - 1.95) * num for size in sizes)
-        return mean + num_above
+        return mean + sum((jnp.log2(size) - 1.95) * num for size in sizes)
 
     return gaussian_case(release, jnp.array([[6.0]]), jnp.array([[-3.99]]), privacy)
 

@@ -9,7 +9,6 @@ import pytest
 from dp_accounting import LaplaceDpEvent
 
 from dpjax import ADD_OR_REMOVE_ONE, accounting, audit, mechanisms, transforms
-from dpjax.accounting import PrivacyGuarantee, Sample
 from dpjax.estimators import Clipping
 
 
@@ -17,13 +16,12 @@ def test_a_sample_used_twice(key):
     def release(key, data):
         sample_key, *keys = jax.random.split(key, 3)
         drawn = data[jax.random.randint(sample_key, (), 0, 10)]
-        both = [mechanisms.laplace(key, drawn, scale=0.5) for key in keys]
-        return jnp.minimum(*both)
+        return jnp.minimum(*[mechanisms.laplace(key, drawn, scale=0.5) for key in keys])
 
-    one = PrivacyGuarantee.of(2.0, 0.0, dp_event=LaplaceDpEvent(0.5))
+    one = accounting.PrivacyGuarantee.of(2.0, 0.0, dp_event=LaplaceDpEvent(0.5))
     naive, ours = (
-        2 * Sample(10, 1).privacy(one).epsilon,
-        Sample(10, 1).privacy(one, one),
+        2 * accounting.Sample(10, 1).privacy(one).epsilon,
+        accounting.Sample(10, 1).privacy(one, one),
     )
     data = jnp.zeros(10)
     found = audit.epsilon_lower_bound(release, data, data.at[0].set(1.0), key=key)

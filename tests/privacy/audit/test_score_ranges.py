@@ -13,9 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax import solvers, transforms
+from dpjax import mechanisms, solvers, transforms
 from dpjax.constraints import L1Ball, Polytope, Simplex
-from dpjax.mechanisms import exponential, permute_and_flip
 
 TINY = float(np.finfo(np.float32).tiny)
 FLOOR = 2.0**26 * TINY  # what a mechanism adds to the range
@@ -155,9 +154,9 @@ def test_scores_that_would_overflow_are_in_for_both_neighbours(
     ("mechanism", "scores", "other", "sensitivity_range"),
     [
         # Finite scores whose difference overflows, and one that does not.
-        (exponential, [1.71e38, -1.71e38], [1.69e38, -1.69e38], 3.0e38),
+        (mechanisms.exponential, [1.71e38, -1.71e38], [1.69e38, -1.69e38], 3.0e38),
         # Products below the smallest normal number count as zero.
-        (permute_and_flip, [0.0, 0.0], [1.18e-38, -1.18e-38], 4e-40),
+        (mechanisms.permute_and_flip, [0.0, 0.0], [1.18e-38, -1.18e-38], 4e-40),
     ],
 )
 def test_choices_at_the_ends_of_float32(mechanism, scores, other, sensitivity_range):

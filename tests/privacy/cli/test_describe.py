@@ -15,7 +15,6 @@ import polars as pl
 import pytest
 
 import dpjax
-from dpjax.accounting import Sample
 from dpjax.datasets import Categorical, Numeric
 from dpjax.tables.cli import _describe, _sources, _train
 from dpjax.tables.cli._release import Release
@@ -183,7 +182,7 @@ def test_a_sample_speaks_for_the_file(folder, unit):
     check_told_sample(done(describe(*options)), unit, size, total)
     content = json.loads(Path("out/description.json").read_text())
     delta = total**-1.1
-    epsilon, own = Sample(total, size).budget(2.0, delta)
+    epsilon, own = dpjax.accounting.Sample(total, size).budget(2.0, delta)
     assert content["sample"]["budget_of_sample"] == {"epsilon": epsilon, "delta": own}
     assert content["num_samples"] == total * each
     assert content["sample_size"] == size * each
@@ -329,7 +328,7 @@ def test_a_run_on_a_sample_costs_what_was_asked_of_the_file(table, unit):
     check_told_sample(done(command(*options)), unit, size, total)
     report = json.loads((table / "out" / "report.json").read_text())
     delta = total**-1.1
-    epsilon, own = Sample(total, size).budget(1.0, delta)
+    epsilon, own = dpjax.accounting.Sample(total, size).budget(1.0, delta)
     sizes = {"unit": unit, "num_records": total, "max_records": size}
     assert report["sample"] == sizes | {
         "budget": {"epsilon": 1.0, "delta": delta},

@@ -57,6 +57,5 @@ def test_programs_hold_no_record_and_no_key(tmp_path):
 
 def test_a_program_that_closes_over_them_is_seen(tmp_path):
     environment = os.environ | {"JAX_COMPILATION_CACHE_DIR": str(tmp_path)}
-    run = [sys.executable, "-c", CLOSED_OVER]
-    subprocess.run(run, env=environment, check=True)
+    subprocess.run([sys.executable, "-c", CLOSED_OVER], env=environment, check=True)
     assert holds(tmp_path) == (True, True)

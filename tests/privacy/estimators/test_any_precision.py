@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from dpjax import ADD_OR_REMOVE_ONE, estimators, robust_grad
-from dpjax.gradients import per_sample_grad
+from dpjax import ADD_OR_REMOVE_ONE, estimators, gradients, robust_grad
 from tests import registry
 
 P, Q, ROWS = 6, 5, 9
@@ -128,8 +127,7 @@ class Program:
             dtype = self.made_in[name]
             x, y = (example[i].astype(dtype) for i in "xy")
             param, tokens = params[name].astype(dtype), example["tokens"]
-            one = term(kind, param, self.mode, x, y, tokens)
-            total += one.astype(total.dtype)
+            total += term(kind, param, self.mode, x, y, tokens).astype(total.dtype)
         return total
 
     def run(self, estimator, divisor, params, batch, mask):
@@ -141,7 +139,7 @@ class Program:
             grad_fn = robust_grad(self.loss, estimator, microbatch_size=size, **options)
             mean = grad_fn(params, batch, mask)
         else:
-            samples = per_sample_grad(self.loss)(params, batch)
+            samples = gradients.per_sample_grad(self.loss)(params, batch)
             mean = estimator(samples, mask, **options)
         d = sum(x.size for x in jax.tree.leaves(params))
         stated = estimator.sensitivity(by, d)

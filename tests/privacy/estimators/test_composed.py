@@ -8,14 +8,13 @@ import numpy as np
 import pytest
 
 from dpjax import ADD_OR_REMOVE_ONE, REPLACE_ONE, estimators
-from dpjax.estimators import Clipping
 from dpjax.estimators._estimator import sum_error, sum_error_in_turn
 from tests.unit.estimators.test_adaptive import INNER
 from tests.unit.estimators.test_normwise import GROUPED, GROUPS, RANGES, tree_of
 
 N, RELATIONS = 17, (REPLACE_ONE, ADD_OR_REMOVE_ONE)
 WILD = np.float32([0.7, -0.7, 3.0, 1.0, 1e-45, 1e19, -3e38, np.inf, np.nan, 0.0])
-SAME_BOUND = {"same bound": estimators.Grouped(Clipping(1.2), GROUPS)}
+SAME_BOUND = {"same bound": estimators.Grouped(estimators.Clipping(1.2), GROUPS)}
 SCALED = {
     "truncation": estimators.Truncation(1.5),
     "winsorization": estimators.Winsorization(0.7),
@@ -106,8 +105,7 @@ def random_tree_sum(terms, rng):
         column = list(column.astype(np.float32))
         while len(column) > 1:
             # Mostly one after the other, as the worst sums are.
-            i = 0 if rng.random() < 0.9 else rng.integers(len(column))
-            x = column.pop(i)
+            x = column.pop(0 if rng.random() < 0.9 else rng.integers(len(column)))
             j = 0 if rng.random() < 0.9 else rng.integers(len(column))
             column[j] = np.float32(column[j] + x)
         return column[0]
@@ -147,7 +145,7 @@ def test_the_sensitivity_counts_the_worst_orders(length):
     assert (weights - 1).sum() < sum_error_in_turn(length) < weights.sum() * 1.01
     assert weights.sum() < worst
     n = 100_000 if length == 64 else 2**28
-    counted = Clipping(1.0).sensitivity(n, 1000, rounded=False).l2
+    counted = estimators.Clipping(1.0).sensitivity(n, 1000, rounded=False).l2
     assert counted >= 2 / n * (1 + sum_error(length) * ROUNDOFF)
 
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax import ADD_OR_REMOVE_ONE, REPLACE_ONE
+from dpjax import ADD_OR_REMOVE_ONE, REPLACE_ONE, gradients, transforms
 from dpjax.estimators import (
     Clipping,
     MedianOfMeans,
@@ -17,8 +17,6 @@ from dpjax.estimators import (
     Truncation,
     Winsorization,
 )
-from dpjax.gradients import robust_grad
-from dpjax.transforms import accumulate, privatize
 from tests import registry
 
 RELATIONS = [REPLACE_ONE, ADD_OR_REMOVE_ONE]
@@ -36,8 +34,7 @@ def name_of(estimator):
 
 def norms(first, second):
     pairs = zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True)
-    gaps = [np.ravel(np.float64(x) - np.float64(y)) for x, y in pairs]
-    gap = np.concatenate(gaps)
+    gap = np.concatenate([np.ravel(np.float64(x) - np.float64(y)) for x, y in pairs])
     assert np.isfinite(gap).all()
     return Sensitivity(np.abs(gap).sum(), np.sqrt((gap**2).sum()), np.abs(gap).max())
 
@@ -108,8 +105,7 @@ def test_extreme_neighbours_stay_within_the_stated_sensitivity(estimator, d):
     for n in [1, 3, 7, 64, 65, 129, 1000] if d == 3 else [1, 65]:
         if n < getattr(estimator, "num_groups", 1):
             continue
-        changes = attack(estimator, n, d)
-        for change, relation in zip(changes, RELATIONS, strict=True):
+        for change, relation in zip(attack(estimator, n, d), RELATIONS, strict=True):
             stated = np.asarray(estimator.sensitivity(n, d, relation))
             assert is_within(change, stated)
             assert stated[0] >= stated[1] >= stated[2] > 0
@@ -182,7 +178,7 @@ def test_clipping_in_many_coordinates_with_entries_that_round_badly(n, key):
     estimator = Clipping(limit)
     stated = estimator.sensitivity(n, d)
     direction = 1 + jax.random.uniform(key, (d,), minval=0, maxval=2**-10)
-    grad_fn = robust_grad(lambda w, x: (w * direction).sum() * x, estimator)
+    grad_fn = gradients.robust_grad(lambda w, x: (w * direction).sum() * x, estimator)
 
     @jax.jit
     def means(sizes):
@@ -297,10 +293,10 @@ def test_a_record_moves_a_sum_of_pieces_by_the_sensitivity_at_most(relation):
     for value in (1e6, -1e6 if relation is REPLACE_ONE else 0.0):
         rows = np.where(np.arange(n) % 3 == 0, 0.7, -0.4)[:, None] * np.ones((1, 5))
         rows[n // 2] = value
-        private = privatize(
+        private = transforms.privatize(
             estimator, noise_multiplier=0.0, normalize_by=n, key=jax.random.key(1)
         )
-        optimizer = accumulate(private, num_pieces=num_pieces)
+        optimizer = transforms.accumulate(private, num_pieces=num_pieces)
         update, state = jax.jit(optimizer.update), optimizer.init(jnp.zeros(5))
         for piece in np.split(np.float32(rows), num_pieces):
             mean, state = update(piece, state)

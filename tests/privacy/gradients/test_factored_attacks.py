@@ -10,7 +10,6 @@ from jax.flatten_util import ravel_pytree
 
 import dpjax
 from dpjax.estimators import Clipping, SmoothedClipping, SmoothedTruncation, Truncation
-from dpjax.gradients import check_model
 from tests.factored import RIGHT, convolved
 
 P, Q, VOCABULARY = 24, 16, 200  # a table is large for a sum, of more than 4,096
@@ -25,8 +24,7 @@ def positions(params, x, tokens, y):
 
 
 def loop(params, x, tokens, y):
-    each = jax.lax.scan(lambda _, x: (_, (x @ params["w"]) @ y), 0, x)[1]
-    return jnp.sum(each)
+    return jnp.sum(jax.lax.scan(lambda _, x: (_, (x @ params["w"]) @ y), 0, x)[1])
 
 
 def table(params, x, tokens, y):
@@ -150,7 +148,7 @@ def test_no_record_moves_the_mean_too_far(
         farthest = max(farthest, np.linalg.norm(moves, axis=-1).max() / sensitivity.l2)
     assert farthest <= 1
     if model in LEAVES:
-        (row,) = check_model(loss_of(model), params, batch).rows
+        (row,) = dpjax.gradients.check_model(loss_of(model), params, batch).rows
         assert row.way == "matrix product"
         assert farthest > 0.9 or estimator != CLIPPING
 
@@ -223,8 +221,7 @@ def test_a_number_times_a_constant_is_squared_as_one_number(n, num_parameters, f
         mean = jax.jit(dpjax.robust_grad(loss, Clipping(1.0)))
         for size in (1, 2):
             x = jnp.full(n, size / factor, jnp.float32)
-            expected = num_parameters**-0.5
-            np.testing.assert_allclose(mean(params, x), expected, rtol=1e-3)
+            np.testing.assert_allclose(mean(params, x), num_parameters**-0.5, rtol=1e-3)
 
 
 @pytest.mark.parametrize("n", [1, 3])

@@ -112,8 +112,7 @@ def test_models_are_factored_with_a_key_for_each_example(make):
     check = check_model(loss_fn, params, batch)
     assert check.problems == ()
     for layer, expected in WAYS.items():
-        ways = [row.way for row in check.rows if layer in row.name]
-        assert sorted(ways) == expected
+        assert sorted([row.way for row in check.rows if layer in row.name]) == expected
     estimator = Clipping(0.1)
 
     @partial(jax.jit, compiler_options=FAST_TO_COMPILE)
@@ -136,8 +135,7 @@ def nnx_batch_norm():
     _, params, rest = nnx.split(model, nnx.Param, ...)
 
     def fixed(params, x):
-        model = nnx.merge(graph, params, rest)
-        return model(x, use_running_average=True).sum()
+        return nnx.merge(graph, params, rest)(x, use_running_average=True).sum()
 
     return all_of_it, params, fixed
 
@@ -161,8 +159,7 @@ def equinox_batch_norm():
     params, rest = eqx.partition(model, eqx.is_inexact_array)
 
     def fixed(params, x):
-        model = eqx.nn.inference_mode(eqx.combine(params, rest))
-        return model(x, state)[0].sum()
+        return eqx.nn.inference_mode(eqx.combine(params, rest))(x, state)[0].sum()
 
     return (params, state), params, fixed
 

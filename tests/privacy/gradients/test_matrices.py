@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 import dpjax
-from dpjax import estimators, losses
-from dpjax.batching import Poisson
+from dpjax import batching, estimators, losses
 from dpjax.estimators import Clipping
 from dpjax.gradients import _products, by_user, robust_grad
 from dpjax.gradients._factored import FactoredSamples
@@ -202,6 +201,6 @@ def test_users_are_drawn_and_the_guarantee_says_so(key):
     data, ids = (jnp.ones((60, 2)), jnp.ones(60)), jnp.arange(60) % 20
     users = by_user(data, ids, num_users=20, records_per_user=3)
     options = {"key": key, "epsilon": 2.0, "delta": 1e-5, "estimator": Clipping(1.0)}
-    options |= {"learning_rate": 0.1, "num_steps": 4, "batching": Poisson(5.0)}
+    options |= {"learning_rate": 0.1, "num_steps": 4, "batching": batching.Poisson(5.0)}
     solution = dp_gradient_descent(losses.squared, jnp.zeros(2), users, **options)
     assert str(solution.privacy).startswith("Replacing any one of the 20 users changes")

@@ -23,8 +23,7 @@ def key_stream(words, nonce, size):
     ciphers = pytest.importorskip("cryptography.hazmat.primitives.ciphers")
     start = np.array([0, *nonce], "<u4").tobytes()
     chacha20 = ciphers.algorithms.ChaCha20(words.tobytes(), start)
-    cipher = ciphers.Cipher(chacha20, mode=None)
-    return cipher.encryptor().update(bytes(size))
+    return ciphers.Cipher(chacha20, mode=None).encryptor().update(bytes(size))
 
 
 @pytest.mark.parametrize("nonce", [(0, 0, 0), (0, 7, 0), (2**32 - 1, 3, 1)])
@@ -73,8 +72,7 @@ def test_noise_has_its_law_within_jit_scan_and_vmap():
     np.testing.assert_array_equal(scanned, mapped)
     assert scipy.stats.kstest(np.ravel(mapped) / 2, "norm").pvalue > 1e-3
     scores = jnp.array([0.0, 50.0, 0.0])
-    chosen = exponential(keys[0], scores, epsilon=9.0, sensitivity_range=1.0)
-    assert int(chosen) == 1
+    assert int(exponential(keys[0], scores, epsilon=9.0, sensitivity_range=1.0)) == 1
     scales = {"selection_scale": 1e-3, "release_stddev": 1e-3}
     peeled = peeling(keys[1], scores, sparsity=1, **scales)
     assert float(peeled[1]) == pytest.approx(50.0, abs=0.1)

@@ -111,8 +111,7 @@ def test_tails_have_their_mass_and_no_value_repeats_beyond_chance(name, key):
     tail = noise.cdf(-np.abs(z)).astype(np.float32)
     spacing = np.spacing(np.abs(some)).astype(np.float64)
     mass = np.maximum(np.spacing(tail), 2.0**-32) + 2 * noise.pdf(z) * spacing
-    expected = n * (n - 1) / 2 * mass.mean()
-    most = scipy.stats.poisson.isf(FALSE_ALARM, expected)
+    most = scipy.stats.poisson.isf(FALSE_ALARM, n * (n - 1) / 2 * mass.mean())
     assert num_pairs(draws) <= most
     if name == "gaussian":  # 2^23 values in all, as of jax.random.normal
         assert num_pairs(jax.random.normal(jax.random.clone(key), (n,))) > 2 * most

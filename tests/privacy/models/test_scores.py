@@ -8,9 +8,8 @@ import mpmath
 import numpy as np
 import pytest
 
-from dpjax import losses
+from dpjax import losses, models
 from dpjax.mechanisms import discrete_gaussian
-from dpjax.models import private_scores
 from dpjax.tables.models import _scores
 
 ODD = [0.0, 1e4, 1e38, -1e38, math.nan, math.inf, 3.0]
@@ -29,7 +28,7 @@ def scored(kind, scores, targets, beside, *, multiplier=1.0, key=0):
     loss, scale, _ = KINDS[kind]
     options = {"beside": beside, "loss": loss, "loss_name": kind, "scale": scale}
     options |= {"key": jax.random.key(key), "noise_multiplier": multiplier}
-    return private_scores(scores, np.asarray(targets, float), **options)
+    return models.private_scores(scores, np.asarray(targets, float), **options)
 
 
 @pytest.fixture

@@ -77,8 +77,7 @@ def test_transforms_in_any_precision(hooks, name, dtype):
         updates = {"w": jnp.asarray(features.reshape(-1, 2, 3))}
         updates["b"] = jnp.asarray(cast(targets, "float32"))
         params = jax.tree.map(lambda x: jnp.ones_like(x[0]), updates)
-        transform = registry.TRANSFORMS[name](jax.random.clone(key))
-        state = transform.init(params)
+        state = registry.TRANSFORMS[name](jax.random.clone(key)).init(params)
         if name == "accumulate":  # a piece before the one that releases
             _, state = update(jax.tree.map(jnp.zeros_like, updates), state, params)
         return update(updates, state, params)[0]

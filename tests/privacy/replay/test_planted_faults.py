@@ -54,8 +54,7 @@ def test_values_behind_the_order_of_features(hooks, monkeypatch):
         return mechanisms.peeling(*args, **options)
 
     monkeypatch.setattr(_model, "peeling", peeling)
-    release = test_solvers.linear(max_features=1)
-    refused(hooks, release, "moves", "opposite", "huge")
+    refused(hooks, test_solvers.linear(max_features=1), "moves", "opposite", "huge")
 
 
 def test_a_number_that_is_not_released(hooks, monkeypatch):
@@ -100,8 +99,7 @@ def test_too_little_noise_of_scores_of_users(hooks, monkeypatch):
     moments = _intervals.noisy_second_moments
 
     def quieter(*args, noise_multiplier, **options):
-        multiplier = noise_multiplier / 2
-        return moments(*args, noise_multiplier=multiplier, **options)
+        return moments(*args, noise_multiplier=noise_multiplier / 2, **options)
 
     monkeypatch.setattr(_intervals, "noisy_second_moments", quieter)
     with pytest.raises(AssertionError, match="moves"):

@@ -15,7 +15,6 @@ from sklearn.base import is_classifier
 
 import dpjax.sklearn
 from dpjax.accounting import Sampling, noise_multiplier
-from dpjax.sklearn import DPLogisticRegression, DPMeanRegressor, score_privately
 from tests.privacy.replay import _replay
 
 PUBLIC = [getattr(dpjax.sklearn, name) for name in dpjax.sklearn.__all__]
@@ -130,8 +129,7 @@ CASES = [
 @pytest.mark.parametrize(("kind", "options"), CASES)
 def test_estimators_show_what_they_release(hooks, kind, options, weighted):
     given = {"epsilon": 4.0, "max_weight": 2.0} | options
-    make = partial(kind, random_state=0, **given)
-    refuse_interference(hooks, make, 1_000, weighted)
+    refuse_interference(hooks, partial(kind, random_state=0, **given), 1_000, weighted)
 
 
 @pytest.mark.quick(4)
@@ -144,7 +142,7 @@ def test_small_tables_show_what_they_release(hooks, kind, options, num_samples):
 
 def labelled(classes=None):
     ranges = {0: (0, 100), 1: (0, 1e5)}
-    return DPLogisticRegression(
+    return dpjax.sklearn.DPLogisticRegression(
         random_state=0, epsilon=4.0, classes=classes, feature_ranges=ranges
     )
 
@@ -152,8 +150,7 @@ def labelled(classes=None):
 @pytest.mark.parametrize("container", ["array", "list", "series"])
 @pytest.mark.parametrize("classes", [None, [0, 1]])
 def test_labels_show_nothing_of_their_container(hooks, classes, container):
-    make = partial(labelled, classes)
-    refuse_interference(hooks, make, 1_000, container=container)
+    refuse_interference(hooks, partial(labelled, classes), 1_000, container=container)
 
 
 @pytest.mark.quick(1)
@@ -162,7 +159,7 @@ def test_scores_show_what_they_release(hooks, kind):
     features, targets = table(kind, 1_000)
     model = kind(random_state=0, epsilon=4.0).fit(features, targets)
     is_labelled = is_classifier(model)
-    baseline = DPMeanRegressor(random_state=0).fit(features, targets)
+    baseline = dpjax.sklearn.DPMeanRegressor(random_state=0).fit(features, targets)
     options = {"baseline": model if is_labelled else baseline, "random_state": 1}
     first = NUMBERS | (LABELS if is_labelled else {})
 
@@ -172,7 +169,7 @@ def test_scores_show_what_they_release(hooks, kind):
             rows[0] = rows[0] if cells is None else cells
             column[0] = target
         column = as_read(column, "array") if is_labelled else column
-        return score_privately(model, rows, column, **options)
+        return dpjax.sklearn.score_privately(model, rows, column, **options)
 
     shown, price = hooks.record(run), _replay.charged(run()[1])
     for cells, target, _ in first.values():

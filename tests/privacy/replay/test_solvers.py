@@ -9,9 +9,8 @@ import optax
 import pytest
 
 import dpjax
-from dpjax import batching, estimators, losses, mechanisms, solvers
+from dpjax import batching, estimators, gradients, losses, mechanisms, solvers
 from dpjax.datasets import Categorical, Numeric
-from dpjax.gradients import by_user
 from tests import registry
 from tests.privacy.replay import _replay
 
@@ -330,8 +329,7 @@ def test_what_a_record_moves_is_charged(hooks, name, solver):
     solutions = []
 
     def run(first):
-        data = odd_table(num_samples, first)
-        solutions.append(solve(loss, data, jax.random.key(7)))
+        solutions.append(solve(loss, odd_table(num_samples, first), jax.random.key(7)))
         return solutions[-1]
 
     others = (-0.5, 1e6), (np.nan, -1.0), (0.5, np.nan), (1e308, -np.inf)
@@ -349,7 +347,7 @@ def test_all_records_of_a_user_move_what_is_charged(hooks, loss, options):
         own = np.reshape([(*WIDTH * [x], y) for x, y in rows], (-1, WIDTH + 1))
         data = np.r_[own[:, :-1], features], np.r_[own[:, -1], targets]
         ids = np.r_[np.zeros(len(rows), int), 1 + np.arange(NUM) // 2]
-        data = by_user(data, ids, num_users=1 + NUM // 2, records_per_user=3)
+        data = gradients.by_user(data, ids, num_users=1 + NUM // 2, records_per_user=3)
         given = {"key": jax.random.key(7), "intercept": 0, **options, **BUDGET}
         return solvers.dp_linear_model(loss, data, **given)
 

@@ -21,8 +21,7 @@ FALSE_ALARM = 1e-6
 def test_the_logarithm_is_as_good_as_the_proof_needs():
     # Every mantissa, and a part of them at every size of a block's product.
     log = jax.jit(jnp.log)
-    steps = np.arange(2**23, dtype=np.uint32)
-    first = (np.uint32(127 << 23) | steps).view(np.float32)
+    first = (np.uint32(127 << 23) | np.arange(2**23, dtype=np.uint32)).view(np.float32)
     for exponent in range(65):
         x = np.ldexp(first if exponent == 0 else first[exponent::997], exponent)
         exact = np.log(x, dtype=np.float64)

@@ -8,8 +8,7 @@ import scipy.optimize
 import scipy.special
 import scipy.stats
 
-from dpjax import solvers
-from dpjax.losses import MarginLoss
+from dpjax import losses, solvers
 from dpjax.mechanisms import gaussian
 from dpjax.parties import SecureSum, run_parties
 from tests import parties
@@ -42,8 +41,7 @@ def solve(data, *, known=False, max_colluding=0):
         source = np.random.default_rng(7 + transport.party).bytes if known else None
         options = {"max_colluding": max_colluding, "test_only_random_bytes": source}
         sums = SecureSum(recorder, **options)
-        own = data[transport.party]
-        return fit(transport, *own, secure_sum=sums), recorder.heard
+        return fit(transport, *data[transport.party], secure_sum=sums), recorder.heard
 
     solutions, heard = zip(*run_parties(party_fn, len(data)), strict=True)
     return solutions, heard[-1]
@@ -173,7 +171,7 @@ test_no_party_may_drop_out = refused(
 )
 
 
-STEEPER = MarginLoss(lambda z: -2 * jax.nn.sigmoid(-z), 1.0, 0.25, True)
+STEEPER = losses.MarginLoss(lambda z: -2 * jax.nn.sigmoid(-z), 1.0, 0.25, True)
 
 
 @pytest.mark.parametrize(
@@ -183,7 +181,7 @@ STEEPER = MarginLoss(lambda z: -2 * jax.nn.sigmoid(-z), 1.0, 0.25, True)
         ("delta", 2e-6),
         ("regularization", 0.03),
         ("loss", STEEPER),
-        ("loss", MarginLoss.smoothed_hinge()),
+        ("loss", losses.MarginLoss.smoothed_hinge()),
         ("features", np.zeros((100, 2))),
     ],
 )

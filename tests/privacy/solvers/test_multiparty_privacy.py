@@ -79,8 +79,7 @@ def test_our_transcript_does_not_tell_neighbours_apart():
             test_multiparty.descend(recorder, own, execution=how, **setting)
             return recorder.heard
 
-        heard = run_parties(party_fn, 2)[0]
-        sums = released_sums(heard, noise.grid, 3)
+        sums = released_sums(run_parties(party_fn, 2)[0], noise.grid, 3)
         assert len(sums) == 3
         right += attack(sums, iterates[:-1], candidates) == truth
     # No test is right more often than this, under (epsilon, delta)-DP. One-sided,

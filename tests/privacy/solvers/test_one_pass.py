@@ -26,8 +26,7 @@ LOSSES = {
 
 @partial(jax.jit, static_argnums=0)
 def mean_of_iterates(loss, rows, centre, radius, clipped, rate):
-    start = jnp.zeros_like(centre)
-    return _one_pass(loss, rows, centre, start, radius, clipped, rate)
+    return _one_pass(loss, rows, centre, jnp.zeros_like(centre), radius, clipped, rate)
 
 
 sizes = st.sampled_from([0.0, 1e-200, 1e-30, 1e-3, 1.0, 30.0, 1e8, 1e30, 1e200, np.inf])

@@ -8,11 +8,9 @@ import numpy as np
 import pytest
 
 from benchmarks.figures import printed
-from dpjax import accounting
+from dpjax import accounting, batching, solvers
 from dpjax.accounting import gaussian_epsilon
-from dpjax.batching import Disjoint
 from dpjax.estimators import Clipping, MedianOfMeans, SmoothedTruncation, Truncation
-from dpjax.solvers import dp_gradient_descent, dp_mean
 from tests.privacy.solvers.test_sample_and_aggregate import SMOOTHNESS, pairs_of
 from tests.unit.solvers import test_frank_wolfe, test_sparse
 
@@ -27,9 +25,9 @@ def solve(estimator, *, is_printed=True, is_disjoint=False):
             estimator, is_disjoint=is_disjoint, **budget
         )
     options = {"estimator": estimator, "learning_rate": 0.1, "key": jax.random.key(0)}
-    options["batching"] = Disjoint() if is_disjoint else None
+    options["batching"] = batching.Disjoint() if is_disjoint else None
     data = jnp.zeros((200, 2))
-    return dp_gradient_descent(jnp.dot, jnp.zeros(2), data, **options, **budget)
+    return solvers.dp_gradient_descent(jnp.dot, jnp.zeros(2), data, **options, **budget)
 
 
 def multipliers(*given, **changes):
@@ -86,7 +84,7 @@ def test_classical_gaussian_fails_beyond_its_range():
     for epsilon, holds in ((1.0, True), (20.0, False)):
         spent = printed.actual_epsilon(estimator, epsilon=epsilon, delta=DELTA)
         options = {"key": jax.random.key(0), "epsilon": spent, "delta": DELTA}
-        solution = dp_mean(jnp.zeros((50, 2)), estimator=estimator, **options)
+        solution = solvers.dp_mean(jnp.zeros((50, 2)), estimator=estimator, **options)
         assert solution.privacy.epsilon == spent
         assert (spent <= epsilon) == holds
         # The classical mechanism, of l2 sensitivity 2 sqrt(d) / n at a threshold of 1.

@@ -64,8 +64,7 @@ def test_a_sum_is_nearly_one_discrete_gaussian(stddev):
 def test_the_constant_five_at_its_worst():
     # log((1 + t) / (1 - t)) <= 5 exp(-2 pi^2 v) from v = 1/8 on.
     for v in np.linspace(1 / 8, 1.5, 50):
-        m = np.arange(1, 40)
-        t = 2 * np.exp(-2 * math.pi**2 * v * m**2).sum()
+        t = 2 * np.exp(-2 * math.pi**2 * v * np.arange(1, 40) ** 2).sum()
         assert math.log((1 + t) / (1 - t)) <= 4.1 * math.exp(-2 * math.pi**2 * v)
 
 
@@ -109,5 +108,4 @@ def test_more_coordinates_cost_more():
 def test_limits_of_the_discrete_gaussian():
     assert discrete_gaussian_epsilon(1, 0.1, sensitivity=0.0, num_coordinates=1) == 0
     assert discrete_gaussian_stddev(1.0, 0.1, sensitivity=0.0, num_coordinates=9) == 1
-    much = discrete_gaussian_epsilon(1, 1e-9, sensitivity=1e6, num_coordinates=1)
-    assert much > 1e11
+    assert discrete_gaussian_epsilon(1, 1e-9, sensitivity=1e6, num_coordinates=1) > 1e11

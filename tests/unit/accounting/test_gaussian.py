@@ -182,6 +182,5 @@ def test_formula_is_the_integral():
     def excess(x):
         return mpmath.npdf(x, 1, s) - mpmath.exp(e) * mpmath.npdf(x, 0, s)
 
-    crossing = 0.5 + e * s**2
-    integral = mpmath.quad(excess, [crossing, 2, 5, 20])
+    integral = mpmath.quad(excess, [0.5 + e * s**2, 2, 5, 20])
     assert float(exact_delta(s, e)) == pytest.approx(float(integral), rel=1e-10)

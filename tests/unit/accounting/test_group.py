@@ -9,13 +9,12 @@ import scipy.stats
 from dp_accounting import ComposedDpEvent, UnsupportedDpEvent, ZCDpEvent
 from dp_accounting.rdp import RdpAccountant
 
-from dpjax import ADD_OR_REMOVE_ONE, REPLACE_ONE, accounting
+from dpjax import ADD_OR_REMOVE_ONE, REPLACE_ONE, accounting, mechanisms
 from dpjax.accounting import PrivacyGuarantee, Sampling, gaussian_stddev
 from dpjax.accounting._guarantee import group_budget
 from dpjax.accounting._likelihood_ratios import losses_of, step_law
 from dpjax.accounting._selection import selection_event
 from dpjax.accounting._subsampling import gaussian_event
-from dpjax.mechanisms import BandedToeplitz
 
 
 def guarantee(epsilon, delta, event=None):
@@ -49,8 +48,7 @@ def test_the_event_of_a_group_is_of_so_many_times_the_sensitivity(size):
 @pytest.mark.parametrize("epsilon", [1e-3, 0.5, 3.0, 500.0])
 def test_budgets_of_records_keep_that_of_their_group(size, epsilon):
     for delta in (0.0, 1e-7):
-        each = guarantee(*group_budget(epsilon, delta, size))
-        group = each.for_groups(size)
+        group = guarantee(*group_budget(epsilon, delta, size)).for_groups(size)
         assert epsilon * (1 - 1e-9) < group.epsilon <= epsilon
         assert delta * (1 - 1e-9) <= group.delta <= delta
     if size < 3 or epsilon < 10:  # Gaussian noise k times as large would do
@@ -72,8 +70,7 @@ def test_the_lemma_is_reached():
 
 
 def test_what_protects_nobody_protects_no_group():
-    group = PrivacyGuarantee.non_private().for_groups(3)
-    assert group.epsilon == math.inf
+    assert PrivacyGuarantee.non_private().for_groups(3).epsilon == math.inf
     assert guarantee(900.0, 1e-9).for_groups(3).delta < 1.0
 
 
@@ -177,7 +174,7 @@ def test_large_groups_and_other_releases_fall_back_to_full_batches():
         assert full <= sampled <= 1.01 * full
 
 
-BANDED = BandedToeplitz.square_root(9, 3)
+BANDED = mechanisms.BandedToeplitz.square_root(9, 3)
 
 
 @pytest.mark.parametrize(

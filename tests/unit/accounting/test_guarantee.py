@@ -78,8 +78,7 @@ def test_a_description_names_what_one_record_changes_under_its_relation():
     with pytest.raises(ValueError, match="num_samples must be None under ADD_OR_REM"):
         of(relation=ADD_OR_REMOVE_ONE, num_samples=77)
     words = "Blanking any one of the 77 records, whose number is public, changes the"
-    blanked = of(relation=BLANKED, num_samples=77)
-    assert blanked.description.startswith(words)
+    assert of(relation=BLANKED, num_samples=77).description.startswith(words)
     words = "Blanking any one record, at a public number of them, changes the"
     assert of(relation=BLANKED).description.startswith(words)
 

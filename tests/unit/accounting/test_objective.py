@@ -21,8 +21,7 @@ def noise_of(epsilon=1.0, delta=1e-5, **changes):
 def test_no_parallelogram_exceeds_the_bound(epsilon, delta):
     # E max over the vertices, exactly, for every angle between the two records.
     noise = noise_of(epsilon, delta)
-    lambda_total = 0.01 + noise.extra_regularization
-    jacobian = math.log1p(0.25 / (1000 * lambda_total))
+    jacobian = math.log1p(0.25 / (1000 * (0.01 + noise.extra_regularization)))
     nodes = np.linspace(-9, 9, 1801)
     density = np.exp(-(nodes**2) / 2) / math.sqrt(2 * math.pi) * (nodes[1] - nodes[0])
 
@@ -72,8 +71,7 @@ def test_noise_falls_with_every_slack():
     assert base < noise_of().stddev
     # No Jacobian remains at a huge regularization: nearly the Gaussian mechanism.
     gaussian = gaussian_stddev(1.0, 1e-5, sensitivity=2)
-    limit = noise_of(regularization=1e9, **LOGISTIC).stddev
-    assert gaussian < limit < 1.001 * gaussian
+    assert gaussian < noise_of(regularization=1e9, **LOGISTIC).stddev < 1.001 * gaussian
 
 
 @pytest.mark.parametrize("scale", [1e-3, 7.0])
@@ -85,8 +83,7 @@ def test_a_scaled_loss_is_the_same_objective(scale):
 
 
 def test_extra_regularization_takes_half_of_epsilon():
-    noise = noise_of(epsilon=0.5, regularization=1e-4)
-    total = 1e-4 + noise.extra_regularization
+    total = 1e-4 + noise_of(epsilon=0.5, regularization=1e-4).extra_regularization
     assert math.log1p(0.25 / (1000 * total)) == pytest.approx(0.25)
     assert noise_of(epsilon=0.5, regularization=1e-2).extra_regularization == 0
     # At any epsilon the objective stays strongly convex.

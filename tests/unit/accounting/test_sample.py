@@ -60,8 +60,7 @@ def test_a_second_release_of_a_sample_is_refused_wherever_it_is_counted():
     table = accounting.PrivacyFilter(9.0, 0.1).spend(first)
     # Of the same sizes, another draw; and without a sample.
     table = table.spend(accounting.Sample(1000, 10).privacy(one)).spend(one)
-    inner = accounting.Sample(10, 5)
-    nested = drawn.privacy(inner.privacy(one))
+    nested = drawn.privacy(accounting.Sample(10, 5).privacy(one))
     copies = [copy.deepcopy(drawn).privacy(one), second.for_groups(2), nested]
     for again in (first, second, *copies):
         with pytest.raises(ValueError, match="samples from which nothing was released"):
@@ -98,8 +97,7 @@ def test_releases_of_a_sample_are_composed_before_they_are_amplified():
 
     assert 0.99 * together.delta < truth(together.epsilon) <= together.delta
     # As releases of twenty samples, their sum was counted, and does not hold.
-    total = number * apart.epsilon
-    assert truth(total) > 10 * number * apart.delta
+    assert truth(number * apart.epsilon) > 10 * number * apart.delta
     # Composed by their events, not by their epsilons.
     assert together.epsilon < drawn.privacy(release(0.5)).epsilon
     nobody = accounting.PrivacyGuarantee.non_private()

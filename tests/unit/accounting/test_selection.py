@@ -45,8 +45,7 @@ def test_pure_epsilon_adds_up():
     for name in MECHANISMS:
         total = total_selection_epsilon(0.25, 0.0, num_selections=8, mechanism=name)
         assert total == 2.0
-        each = selection_epsilon(2.0, 0.0, num_selections=8, mechanism=name)
-        assert each == 0.25
+        assert selection_epsilon(2.0, 0.0, num_selections=8, mechanism=name) == 0.25
 
 
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 4.0])

@@ -189,8 +189,7 @@ def test_printed_constants_hold_and_are_loose(epsilon, delta, d):
     smoothness = epsilon / (4 * (d + math.log(2 / delta)))
     printed = 5 * math.sqrt(2 * math.log(2 / delta)) / epsilon
     setting = {"smoothness": smoothness, "num_coordinates": d}
-    tight = smooth_gaussian_multiplier(epsilon, delta, **setting)
-    assert 3.0 < printed / tight < 20.0
+    assert 3.0 < printed / smooth_gaussian_multiplier(epsilon, delta, **setting) < 20.0
 
 
 def test_multipliers_of_huge_epsilons_have_a_floor():

@@ -182,8 +182,7 @@ def test_the_budget_of_a_run_is_the_inverse(distribution):
     options = {"mean_trials": 12.0, "distribution": distribution}
     for epsilon, delta in [(0.1, 0.0), (1.0, 1e-6)]:
         base = tuning_budget(epsilon, delta, **options)
-        price = tuning_epsilon(base, delta, **options)
-        assert 0.999 * epsilon <= price <= epsilon
+        assert 0.999 * epsilon <= tuning_epsilon(base, delta, **options) <= epsilon
 
 
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS[:3])
@@ -204,8 +203,7 @@ def test_a_guarantee_counts_where_its_event_is_unknown():
     stated = tuning_epsilon(guarantee(dpa.UnsupportedDpEvent()), DELTA, **options)
     assert 0.3 < stated < 0.9
     # The five runs' delta cannot be paid from less.
-    unpaid = tuning_epsilon(guarantee(dpa.UnsupportedDpEvent()), 1e-6, **options)
-    assert unpaid > 5
+    assert tuning_epsilon(guarantee(dpa.UnsupportedDpEvent()), 1e-6, **options) > 5
     known = tuning_epsilon(guarantee(dpa.GaussianDpEvent(20.0)), DELTA, **options)
     assert known < stated
     alone = tuning_epsilon(dpa.GaussianDpEvent(20.0), DELTA, **options)

@@ -71,8 +71,7 @@ def test_the_solver_sees_offsets_and_weights(monkeypatch):
 
     plan, data = plan_of("tweedie", power=1.25), encode_table(table())
     monkeypatch.setattr("dpjax.tables.cli._fit.dp_linear_model", solver)
-    rows = jax.tree.map(jax.numpy.asarray, rows_of(data))
-    fit(plan, rows, key=jax.random.key(0))
+    fit(plan, jax.tree.map(jax.numpy.asarray, rows_of(data)), key=jax.random.key(0))
     # Without exposure a record has no weight, whatever its weight or its target is.
     assert seen["weights"].tolist() == [1, 0.25, 1, 0, 0]
     np.testing.assert_allclose(seen["offsets"], np.log([0.5, 0.25, 1, 1, 1]))

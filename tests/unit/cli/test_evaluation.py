@@ -8,30 +8,28 @@ import pytest
 from dp_accounting import NonPrivateDpEvent
 from sklearn.metrics import roc_auc_score
 
-from dpjax import losses
+from dpjax import datasets, losses
 from dpjax.accounting import PrivacyGuarantee, gaussian_epsilon
-from dpjax.datasets import Categorical, Numeric
 from dpjax.solvers import Solution
 from dpjax.tables.cli._fit import evaluate, evaluation_privacy
 from dpjax.tables.cli._schema import Schema
 from dpjax.tables.cli._sources import Table, encode_table
 
-PRICE, SOLD = Numeric(300.0, 100.0), Categorical(("yes",))
+PRICE, SOLD = datasets.Numeric(300.0, 100.0), datasets.Categorical(("yes",))
 
 
 def held_out(cells, targets, kind):
     """Returns a data set whose every record but the first is held out."""
     cells, targets = (np.array(["0", *x], dtype=object) for x in (cells, targets))
     is_test = np.arange(len(cells)) > 0
-    schema = Schema({"x": Numeric()}, kind)
+    schema = Schema({"x": datasets.Numeric()}, kind)
     return encode_table(Table("t", {"x": cells, "y": targets}, schema, "y", is_test))
 
 
 def evaluation(data, kind, *, epsilon=1.0, delta=1e-5, key=0):
     privacy = PrivacyGuarantee.of(epsilon, delta, dp_event=NonPrivateDpEvent())
     own = evaluation_privacy(privacy, len(data.test_targets), "record")
-    params = np.array([1.0, 0.0], np.float32)
-    solution = Solution(params, privacy, {"constant": 0.1})
+    solution = Solution(np.array([1.0, 0.0], np.float32), privacy, {"constant": 0.1})
     loss = losses.squared if kind is PRICE else losses.logistic
     plan = SimpleNamespace(loss_fn=loss, loss="of the run")
     return own, evaluate(plan, data, solution, own, kind, key=jax.random.key(key))

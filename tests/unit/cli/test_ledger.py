@@ -42,8 +42,7 @@ def entries():
 
 
 def gaussian(multiplier=5.0):
-    event = GaussianDpEvent(multiplier)
-    return PrivacyGuarantee.of(1.0, 1e-6, dp_event=event)
+    return PrivacyGuarantee.of(1.0, 1e-6, dp_event=GaussianDpEvent(multiplier))
 
 
 SOURCE = Source("d.csv", 400, ("x", "y"))

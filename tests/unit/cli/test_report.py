@@ -13,9 +13,8 @@ import pytest
 from dp_accounting import UnsupportedDpEvent
 from scipy.stats import norm
 
-from dpjax import load_model
+from dpjax import datasets, load_model
 from dpjax.accounting import PrivacyGuarantee, Sample, Sampling, noise_multiplier
-from dpjax.datasets import Categorical, Numeric
 from dpjax.tables.cli._report import _with_event
 from tests.unit.cli.command import done, invoke, model_file, refused, tree
 
@@ -126,8 +125,7 @@ def texts_of(page):
 def report(*arguments):
     """Returns a report, with its pictures within it."""
     result = done(invoke("report", *arguments))
-    path = Path(result.stdout.removeprefix("wrote ").strip())
-    page = path.read_bytes().decode()
+    page = Path(result.stdout.removeprefix("wrote ").strip()).read_bytes().decode()
     assert "data:image/" in page
     return page
 
@@ -138,8 +136,7 @@ def report(*arguments):
 def test_attacks_on_units_and_samples_are_of_gaussian_noise(size, share, num_steps):
     asked, sample_size = (1.0, 1e-5), int(1000 * share)
     own = Sample(1000, sample_size).budget(*asked)
-    steps = Sampling(num_steps=num_steps)
-    multiplier = size * noise_multiplier(*own, steps)
+    multiplier = size * noise_multiplier(*own, Sampling(num_steps=num_steps))
     of_all, of_sample = ({"epsilon": x, "delta": y} for x, y in (asked, own))
     stats = {"noise_multiplier": multiplier, "num_steps": num_steps}
     content = {"privacy": of_all, "stats": stats}
@@ -197,7 +194,7 @@ def test_text_of_strangers_is_escaped(out, kind):
     content["data"] = content["privacy"]["description"] = BAD
     if kind == "linear":
         model = load_model(path)
-        columns = {BAD: Numeric(), "job": Categorical((BAD, "smith"))}
+        columns = {BAD: datasets.Numeric(), "job": datasets.Categorical((BAD, "smith"))}
         model = dataclasses.replace(
             model,
             **{"data": BAD, "method": BAD, "target_name": BAD, "versions": {BAD: BAD}},

@@ -10,8 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from dpjax import load_model, losses, read_guarantee
-from dpjax.datasets import Dataset, Numeric
+from dpjax import datasets, load_model, losses, read_guarantee
 from dpjax.solvers import dp_additive_model
 from dpjax.tables.cli._fit import compare, train_private
 from dpjax.tables.cli._outputs import Trained
@@ -32,13 +31,13 @@ def dataset(n=400, task="classification"):
     rng = np.random.default_rng(0)
     features = np.hstack([rng.normal(size=(n, 2)), np.ones((n, 1))]).astype("float32")
     targets = np.sign(features[:, 0]) if task == "classification" else features[:, 0]
-    return Dataset(
+    return datasets.Dataset(
         **dict.fromkeys(["name", "target_unit", "licence", "source"], "made up"),
         **{"task": task, "features": features, "targets": targets},
         feature_names=("a", "b", "intercept"),
         test_features=features[:10],
         test_targets=targets[:10],
-        schema={"a": Numeric(), "b": Numeric()},
+        schema={"a": datasets.Numeric(), "b": datasets.Numeric()},
     )
 
 
@@ -76,14 +75,12 @@ def test_the_plan_has_as_many_curves_as_the_solver_makes(changes, num_knots):
 
 def test_baselines_without_privacy_are_exact():
     data = dataset(task="regression")
-    settings = Settings(source="x", epsilon=100.0)
-    run = plan_training(settings, data)
+    run = plan_training(Settings(source="x", epsilon=100.0), data)
     keys = map(jax.random.key, (1, 2))
     ignore = {"on_step": lambda *_: None}
     solution = train_private(run.plan, data, key=next(keys), **ignore)
     scores = compare(run.plan, data, solution, key=next(keys), **ignore)
-    epsilons = [score.privacy.epsilon for score in scores]
-    assert epsilons == [np.inf, np.inf, 100.0, 100.0]
+    assert [score.privacy.epsilon for score in scores] == [np.inf, np.inf, 100.0, 100.0]
     # Without privacy the target, which is the first feature, is found.
     constant, linear, private, _ = scores
     assert linear.risk < 1e-3 < constant.risk

@@ -11,8 +11,7 @@ import pytest
 from jax.flatten_util import ravel_pytree
 
 import dpjax
-from dpjax import ADD_OR_REMOVE_ONE, REPLACE_ONE, estimators
-from dpjax.transforms import aggregate, privatize
+from dpjax import ADD_OR_REMOVE_ONE, REPLACE_ONE, estimators, transforms
 from tests.unit.estimators.test_normwise import GROUPS, tree_of
 
 INNER = {
@@ -78,7 +77,7 @@ def test_multipliers_of_mean_and_counts_add_up(name):
 
 def run(adaptive, rows, num_steps, **settings):
     """Returns thresholds after each update, in one scan."""
-    transform = privatize(adaptive, key=jax.random.key(0), **settings)
+    transform = transforms.privatize(adaptive, key=jax.random.key(0), **settings)
 
     def body(rows):
         def step(state, _):
@@ -111,7 +110,7 @@ def test_thresholds_come_to_the_quantile(name):
 def test_noise_is_one_gaussian_of_mean_and_counts(key):
     # Of 20,000 zero samples' means: the noise of both is what the shares say.
     adaptive = adaptive_of("clipping", share=0.2, learning_rate=0.01)
-    transform = privatize(adaptive, noise_multiplier=1.5, key=key)
+    transform = transforms.privatize(adaptive, noise_multiplier=1.5, key=key)
 
     def release(key):
         state = transform.init(None)._replace(key=key)
@@ -135,7 +134,7 @@ def test_numbers_that_are_not_finite_count_as_zero_and_only_privatize_takes_it()
     signs = jax.vmap(adaptive.counting.influence)(samples).short[:, 0]
     np.testing.assert_allclose(signs / adaptive.counting.half, [1, 1, -1, 1], 1e-6)
     with pytest.raises(ValueError, match="estimator must be an estimator"):
-        aggregate(adaptive)
+        transforms.aggregate(adaptive)
     with pytest.raises(ValueError, match="estimator must be an estimator"):
         dpjax.robust_grad(jnp.dot, adaptive)
     with pytest.raises(ValueError, match="estimator must be Clipping"):

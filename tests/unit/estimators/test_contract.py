@@ -88,8 +88,7 @@ def test_half_precision_is_estimated_in_float32_and_float64_in_float64(estimator
         assert estimate.dtype == jnp.float32
         np.testing.assert_array_equal(estimate, estimator(np.float32(rows)))
     # What only its types are asked of is traced.
-    of_integers = jax.eval_shape(estimator, jnp.ones((11, 3), jnp.int32))
-    assert of_integers.dtype == jnp.float32
+    assert jax.eval_shape(estimator, jnp.ones((11, 3), jnp.int32)).dtype == jnp.float32
     with jax.enable_x64(True):
         mixed = {"x": np.float64(ROWS), "y": ROWS}
         dtypes = jax.tree.map(lambda x: x.dtype, jax.eval_shape(estimator, mixed))

@@ -12,7 +12,6 @@ import pytest
 
 import dpjax
 from dpjax.batching import WithoutReplacement
-from dpjax.estimators import Clipping
 from dpjax.gradients import check_model, streamed_grad
 
 N, WIDTH = 12, 3
@@ -171,7 +170,7 @@ def test_rows_that_a_loss_holds_are_told_however_it_holds_them(name):
         loss_fn = pytest.importorskip("equinox").filter_jit(plain)
     (problem,) = check_model(loss_fn, PARAMS, BATCH).problems
     assert re.match(message, problem)
-    grad_fn = dpjax.robust_grad(loss_fn, Clipping(1.0))
+    grad_fn = dpjax.robust_grad(loss_fn, dpjax.estimators.Clipping(1.0))
     options = {"epsilon": 1.0, "delta": 1e-3, "batching": WithoutReplacement(4)}
     run = dpjax.PrivateTraining(loss_fn, num_samples=N, **options)  # N: beyond a batch
     state = run.init(PARAMS, jax.random.key(1))
@@ -187,7 +186,7 @@ def test_rows_that_a_loss_holds_are_told_however_it_holds_them(name):
 def test_rows_that_are_traced_are_told_and_other_arrays_are_not():
     def step(rows):
         loss_fn = jax.jit(partial(of_pairs, SimpleNamespace(rows=rows)))
-        return dpjax.robust_grad(loss_fn, Clipping(1.0))(PARAMS, BATCH)
+        return dpjax.robust_grad(loss_fn, dpjax.estimators.Clipping(1.0))(PARAMS, BATCH)
 
     with pytest.warns(UserWarning, match=r"holds an array of shape \(12, 3\)"):
         jax.eval_shape(step, FEATURES)

@@ -421,8 +421,7 @@ def test_what_states_its_sharding_keeps_it(key):
         options |= {"window_strides": (1,), "padding": "SAME"}
         convolve = partial(lax.conv_general_dilated, **options)
         images = jax.device_put(jnp.ones((2, 2, 5)), dealt)
-        kernel = jax.random.normal(key, (3, 2, 2))
-        assert_same_sharding(convolve, images, kernel)
+        assert_same_sharding(convolve, images, jax.random.normal(key, (3, 2, 2)))
 
 
 def test_a_product_spelled_out_keeps_its_marks():

@@ -6,9 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax import gradients
+from dpjax import gradients, transforms
 from dpjax.estimators import Clipping, MedianOfMeans, Winsorization
-from dpjax.transforms import privatize
 from tests.unit.refusals import refused
 
 NUM_RECORDS, NUM_USERS = 24, 6
@@ -78,7 +77,7 @@ def test_a_row_of_users_is_a_sample(by_record):
     assert gradients.check_model(loss_fn, PARAMS, users).problems == ()
     counts = np.bincount(IDS[(IDS >= 0) & (IDS < 6)], minlength=6)
     np.testing.assert_array_equal(users.is_record.sum(axis=1), np.minimum(counts, 2))
-    optimizer = privatize(
+    optimizer = transforms.privatize(
         Clipping(0.7), noise_multiplier=0.0, key=jax.random.key(0), sampled=False
     )
 
@@ -91,8 +90,7 @@ def test_a_row_of_users_is_a_sample(by_record):
     mask = jnp.arange(NUM_USERS) == 1
     samples = of_users(by_record, 2)
     expected = Clipping(0.7)(samples, mask)
-    result = update(users, mask)
-    chex.assert_trees_all_close(result, expected, rtol=2e-05, atol=1e-6)
+    chex.assert_trees_all_close(update(users, mask), expected, rtol=2e-05, atol=1e-6)
     materialised = jax.jit(gradients.per_sample_grad(loss_fn))(PARAMS, users)
     chex.assert_trees_all_close(materialised, samples, rtol=2e-05, atol=1e-6)
 

@@ -299,8 +299,7 @@ def test_batches_go_on_from_a_state():
     again = iter(dataset())
     again.set_state(state)
     _, _, following = batching.draw(state_of(batching), jnp.arange(NUM))
-    later = batches(source(), following, sharding=by_records())
-    for rest in (again, later):
+    for rest in (again, batches(source(), following, sharding=by_records())):
         rest = [np.asarray(numbers) for (_, numbers), _ in rest]
         np.testing.assert_array_equal(rest, numbers_of_all[1:])
 

@@ -92,8 +92,7 @@ def test_no_pattern_of_participations_passes_the_sensitivity(name):
         bound = strategy.sensitivity(max_participations=most, min_separation=apart)
         worst = 0.0
         for steps in patterns(strategy.num_steps, most, apart):
-            moved = np.linalg.norm(matrix[:, steps].sum(axis=1))
-            worst = max(worst, moved)
+            worst = max(worst, np.linalg.norm(matrix[:, steps].sum(axis=1)))
             u = rng.standard_normal((len(steps), 2))
             u /= np.linalg.norm(u, axis=1, keepdims=True)
             assert np.linalg.norm(matrix[:, steps] @ u) <= bound

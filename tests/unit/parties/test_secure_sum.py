@@ -49,8 +49,7 @@ def sums(num_parties, vectors, *, faults=None, **threats):
 
 @pytest.mark.parametrize("num_parties", [1, 2, 4])
 def test_sum_is_exact_with_negative_and_large_integers(num_parties):
-    rng = np.random.default_rng(0)
-    vectors = rng.integers(-(2**60), 2**60, (num_parties, 9))
+    vectors = np.random.default_rng(0).integers(-(2**60), 2**60, (num_parties, 9))
     for totals, live, asked, _ in sums(num_parties, vectors, max_colluding=0):
         for total in totals:
             assert total.dtype == np.int64

@@ -81,8 +81,7 @@ def test_a_column_of_objects_is_told_of_its_option():
 
 def test_a_plot_has_a_panel_for_each_column(model, monkeypatch):
     figure = model.plot_shapes()
-    titles = [panel.get_title() for panel in figure.axes]
-    assert titles == ["age", "kind", "owns"]
+    assert [panel.get_title() for panel in figure.axes] == ["age", "kind", "owns"]
     assert figure.axes[0].get_ylabel() == "log odds of yes"
     low, high = figure.axes[0].get_xlim()  # two released scales about the center
     assert 0 < low < 20 < 70 < high < 90
@@ -170,8 +169,7 @@ def test_other_units_have_other_errors_of_the_same_sums():
     np.testing.assert_allclose(other.bse_[:2], model.bse_[:2] * [100 / 12, 100], 0.02)
     # Where the year is 1990 an intercept is known far better than where it is 0.
     assert np.all(other.bse_[2] < 0.05 * 100 * model.bse_[2])
-    again = pickle.loads(pickle.dumps(model))
-    assert str(again.summary()) == str(model.summary())
+    assert str(pickle.loads(pickle.dumps(model)).summary()) == str(model.summary())
     plain = clone(model).set_params(intervals=False).fit(frame, targets)
     assert plain.bse_ is None
     assert plain.privacy_ == model.privacy_

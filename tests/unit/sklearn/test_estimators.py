@@ -231,8 +231,7 @@ def test_keys_come_from_the_operating_system_or_repeat():
 
 
 def test_means_are_weighted_and_held():
-    rng = np.random.default_rng(0)
-    targets = rng.normal(1_000, 10, 4_000)
+    targets = np.random.default_rng(0).normal(1_000, 10, 4_000)
     targets[:2_000] += 100
     weights = np.where(np.arange(4_000) < 2_000, 3.0, 0.0)  # 3 counts as 1
     model = sk.DPMeanRegressor(random_state=0, max_weight=1.0)

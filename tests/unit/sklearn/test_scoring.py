@@ -90,8 +90,7 @@ def test_several_classes_are_scored_beside_the_commonest_and_a_model():
     assert (privacy.epsilon, scores.calibration) == (50.0, [])
     flat = three_classes(-1.0).fit(X, CLASSES)
     scores, _ = score_privately(model, X, labels, baseline=flat, **options)
-    wrong = np.argmax(flat.predict_proba(X), axis=1)
-    right = np.mean(labels == flat.classes_[wrong])
+    right = np.mean(labels == flat.classes_[np.argmax(flat.predict_proba(X), axis=1)])
     assert scores.measures[2].constant.value == pytest.approx(right, abs=0.02)
     assert scores.measures[1].constant.value < 0.3  # it says the opposite
 
@@ -144,8 +143,7 @@ class Rate(DPPoissonRegressor):
 def records(seed=0):
     """Features, and targets of which two in five are missing."""
     rng = np.random.default_rng(seed)
-    x = rng.normal(size=(N, 1))
-    return rng, x, rng.uniform(size=N) < 0.4
+    return rng, rng.normal(size=(N, 1)), rng.uniform(size=N) < 0.4
 
 
 def checked(measures, truth, rel):

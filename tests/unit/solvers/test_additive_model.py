@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import scipy.special
 
-from dpjax import losses
-from dpjax.accounting import PrivacyGuarantee, Sampling, noise_multiplier
+from dpjax import accounting, losses
 from dpjax.solvers import Curves, Solution, dp_additive_model, dp_linear_model
 from dpjax.solvers.additive import _curves, _model
 from dpjax.solvers.additive._choice import rare_columns
@@ -22,7 +21,7 @@ from tests.unit.refusals import refused
 
 KNOTS = (-2.0, 0.0, 2.0)
 NUM = 4_000
-NOTHING = PrivacyGuarantee.non_private()
+NOTHING = accounting.PrivacyGuarantee.non_private()
 
 
 def table(num=NUM, seed=0):
@@ -102,8 +101,7 @@ def test_bends_are_white_and_beside_their_lines():
 def test_labels_have_split_curves_where_records_suffice(epsilon, knots):
     sizes = [_curves.may_be_split(n, 9, 4, 2.0) for n in (2_000, 2_300)]
     assert sizes == [False, True]
-    rng = np.random.default_rng(0)
-    features = np.c_[rng.normal(size=(4_000, 2)), np.ones(4_000)]
+    features = np.c_[np.random.default_rng(0).normal(size=(4_000, 2)), np.ones(4_000)]
     rare = np.abs(features[:, 0]) > 2  # no line tells these apart
     labels = np.where(rare, 1.0, -1.0)
 
@@ -139,8 +137,7 @@ def test_a_gain_chooses_the_knots(loss, gain, slope_norm, terms, monkeypatch):
     curves = solve(loss, (features, targets)).params
     heights = dict(zip(curves.knots, np.moveaxis(curves.heights, 1, 0), strict=True))
     assert np.any(curves.heights) == (terms != "lines")
-    has_knot = np.abs(heights[1.0] - heights[2.0] / 2).max() > 1e-5
-    assert has_knot == (terms == "fine")
+    assert (np.abs(heights[1.0] - heights[2.0] / 2).max() > 1e-5) == (terms == "fine")
 
 
 def test_which_columns_are_mostly_zero():
@@ -370,7 +367,7 @@ def test_bands_cost_no_more_than_the_budget(banded):
     assert sum(banded.stats["shares"].values()) == pytest.approx(1.0)
     assert "gain" not in banded.stats  # there is no choice that they would not count
     assert banded.privacy.epsilon == 4.0
-    expected = noise_multiplier(4.0, 1e-5, Sampling(num_steps=1))
+    expected = accounting.noise_multiplier(4.0, 1e-5, accounting.Sampling(num_steps=1))
     assert banded.stats["noise_multiplier"] == expected
 
 

@@ -77,8 +77,7 @@ def test_jit_and_vmap_are_the_call_as_it_is(name):
 @each
 def test_lowers_for_every_platform_and_keeps_the_type_of_its_data(name):
     def solve(words, data):
-        key = jax.random.wrap_key_data(words)
-        return SOLVERS[name](data, key, 0).params
+        return SOLVERS[name](data, jax.random.wrap_key_data(words), 0).params
 
     words = jax.ShapeDtypeStruct((2,), jnp.uint32)
     shapes = jax.eval_shape(lambda: narrow_table(name))
@@ -98,8 +97,7 @@ def test_lowers_for_every_platform_and_keeps_the_type_of_its_data(name):
 @pytest.mark.parametrize("name", [x for x in registry.SOLVERS if x != WITHOUT_NOISE])
 def test_a_huge_epsilon_is_affordable_or_refused_by_name(name, epsilon):
     def solve(data):
-        key = jax.random.key(0)
-        return registry.released(name, data, key, epsilon=epsilon)
+        return registry.released(name, data, jax.random.key(0), epsilon=epsilon)
 
     data = narrow_table(name)
     if name == "dp_one_pass_sco, pure" and epsilon > 1e20:
@@ -119,5 +117,4 @@ def test_private_values_never_raise(name):
         data = jnp.asarray(rows), jnp.full(targets.shape, target)
         if name == WITHOUT_NOISE:
             data = data[0], jnp.zeros(targets.shape)
-        solution = SOLVERS[name](data, jax.random.key(0), 0)
-        chex.assert_tree_all_finite(solution.params)
+        chex.assert_tree_all_finite(SOLVERS[name](data, jax.random.key(0), 0).params)

@@ -103,8 +103,7 @@ def test_groups_are_found_and_missing_records_count_nowhere():
         assert np.all(np.asarray(error)[:3] < 100)
     # The same program: counts without noise.
     exact = group_means(samples, groups, quantiles=(0.5, 0.9), epsilon=1e4)
-    known = np.bincount(groups[is_known])
-    np.testing.assert_array_equal(exact.params["counts"], known)
+    np.testing.assert_array_equal(exact.params["counts"], np.bincount(groups[is_known]))
 
 
 def test_an_interval_of_a_quantile_reaches_the_next_number():

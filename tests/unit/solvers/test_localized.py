@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize, minimize_scalar
 
-from dpjax import losses
-from dpjax.solvers import Checkpoint, Execution, dp_localized_sco, dp_one_pass_sco
+from dpjax import losses, solvers
 from dpjax.solvers.papers import _localized_descent as descent
 from dpjax.solvers.papers import _one_pass as one_pass
 from tests.unit.refusals import refused
@@ -18,7 +17,7 @@ def solve(data=None, loss_fn=jnp.dot, **changes):
     options |= {"params": jnp.zeros(2), "key": jax.random.key(1)}
     options |= {"epsilon": 1.0, "delta": 1e-5, "smoothness": 0.1}
     options |= {"moment_bound": 2.0, "diameter": 2.0} | changes
-    return dp_localized_sco(loss_fn, **options)
+    return solvers.dp_localized_sco(loss_fn, **options)
 
 
 def pass_once(**changes):
@@ -26,7 +25,7 @@ def pass_once(**changes):
     options = {"params": jnp.zeros(2), "data": (x, x @ jnp.array([1.0, -1.0]))}
     options |= {"key": jax.random.key(1), "epsilon": 1.0, "delta": 1e-5}
     options |= {"moment_bound": 32.0, "diameter": 4.0} | changes
-    return dp_one_pass_sco(losses.squared, **options)
+    return solvers.dp_one_pass_sco(losses.squared, **options)
 
 
 def theory(order):
@@ -92,8 +91,7 @@ def test_it_goes_to_the_edge_of_the_ball_against_a_slope():
 
 
 def test_parameters_may_be_a_tree_around_any_center():
-    rng = np.random.default_rng(0)
-    x = rng.standard_normal((20_000, 2)).astype("float32")
+    x = np.random.default_rng(0).standard_normal((20_000, 2)).astype("float32")
     y = x @ np.array([1.0, -1.0], "float32") + 3
 
     def loss_fn(params, example):
@@ -135,7 +133,7 @@ def test_one_pass_finds_the_optimum_around_another_centre_and_with_pure_epsilon(
     assert pure.stats["stddev"] == pytest.approx(3**0.5 * sensitivity, rel=1e-3)
 
 
-SAVED = Execution(checkpoint=Checkpoint("there", every=1))
+SAVED = solvers.Execution(checkpoint=solvers.Checkpoint("there", every=1))
 test_bad_input_is_named = refused(
     lambda changes: solve(**changes),
     ({"moment_bound": 1e300}, "moment_bound must be such that moment"),

@@ -9,9 +9,8 @@ import numpy as np
 import optax
 import pytest
 
-from dpjax import losses
+from dpjax import losses, mechanisms
 from dpjax.estimators import Clipping, Mean, MedianOfMeans, Truncation, Winsorization
-from dpjax.mechanisms import discrete_gaussian
 from dpjax.parties import SecureSum, run_parties
 from dpjax.solvers import Checkpoint, Execution, dp_multiparty_gradient_descent
 from dpjax.solvers.papers import _gradient_descent as _multiparty
@@ -68,7 +67,7 @@ def pooled_descent(data, noise):
         source(32)  # the secret key of the masks
     pool = tuple(np.concatenate(parts) for parts in zip(*data, strict=True))
     params = jnp.zeros(3)
-    draw = partial(discrete_gaussian, (3,), stddev=noise.share)
+    draw = partial(mechanisms.discrete_gaussian, (3,), stddev=noise.share)
     for _ in range(SETTING["num_steps"]):
         shares = sum(draw(random_bytes=source) for source in sources)
         added = noise.grid.to_reals(shares) / len(pool[0])

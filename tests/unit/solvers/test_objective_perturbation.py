@@ -10,9 +10,8 @@ import pytest
 import scipy.optimize
 import scipy.special
 
-from dpjax import accounting
+from dpjax import accounting, solvers
 from dpjax.losses import MarginLoss, logistic
-from dpjax.solvers import dp_objective_perturbation
 from dpjax.solvers.papers import _objective_perturbation
 from dpjax.solvers.papers._objective_perturbation import objective_noise
 
@@ -32,7 +31,7 @@ MINIMIZER = jax.jit(_objective_perturbation.minimize, static_argnums=0)
 def solve(features, labels, **changes):
     options = {"key": jax.random.key(1), "epsilon": 1.0, "delta": 1e-6}
     options |= {"regularization": 0.01} | changes
-    return dp_objective_perturbation(features, labels, **options)
+    return solvers.dp_objective_perturbation(features, labels, **options)
 
 
 def computed_minimizer(features, labels, loss, convexity, eta, gradient_norm):
@@ -49,8 +48,7 @@ def exact_gradient(rows, params, loss, convexity, eta):
     margins = [math.fsum(row * params) for row in rows]
     with jax.enable_x64(True):
         slopes = np.asarray(loss.derivative(jnp.asarray(margins)))
-    columns = (slopes[:, None] * rows).T
-    sums = np.array([math.fsum(column) for column in columns])
+    sums = np.array([math.fsum(column) for column in (slopes[:, None] * rows).T])
     return sums + convexity * params + eta
 
 

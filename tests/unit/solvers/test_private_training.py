@@ -14,11 +14,10 @@ import optax
 import pytest
 
 import dpjax
-from dpjax import ADD_OR_REMOVE_ONE, PrivateTraining, accounting, recommend
+from dpjax import ADD_OR_REMOVE_ONE, PrivateTraining, accounting, mechanisms, recommend
 from dpjax.batching import BallsInBins, Disjoint, Full, Poisson
 from dpjax.estimators import AdaptiveThreshold, Clipping, MedianOfMeans, Scaled
 from dpjax.gradients import by_user, streamed_grad
-from dpjax.mechanisms import BandedToeplitz, BufferedToeplitz
 from dpjax.transforms import chain, privatize
 from tests import registry
 from tests.unit.refusals import refused
@@ -26,8 +25,8 @@ from tests.unit.transforms.test_contract import with_keys, without_keys
 
 N, T, D = 48, 5, 3
 BUDGET = {"epsilon": 4.0, "delta": 1e-5}
-BANDS = BandedToeplitz.square_root(T, 2)
-BUFFERED = BufferedToeplitz(40, decays=(0.5,), scales=(0.5,))
+BANDS = mechanisms.BandedToeplitz.square_root(T, 2)
+BUFFERED = mechanisms.BufferedToeplitz(40, decays=(0.5,), scales=(0.5,))
 CLIPPED = {"estimator": Clipping(1.0)}
 
 
@@ -142,8 +141,7 @@ def test_correlated_noise_is_that_of_the_strategy():
     assert_priced(run, alone, sampling)
     _, metrics = finished(run)
     # As much independent noise as moves the sum of all steps alike.
-    inverse = np.linalg.inv(BANDS.matrix())
-    relative = np.linalg.norm(np.ones(T) @ inverse) / math.sqrt(T)
+    relative = np.linalg.norm(np.ones(T) @ np.linalg.inv(BANDS.matrix())) / math.sqrt(T)
     sensitivity = float(Clipping(1.0).sampled_sensitivity(6, D, rounded=False).l2)
     stddev = run.noise_multiplier * sensitivity * relative
     np.testing.assert_allclose(metrics["noise_norm"], math.sqrt(D) * stddev, rtol=1e-4)
@@ -165,8 +163,7 @@ def test_scanned_donated_and_restored_states_are_the_same_run():
     for _ in range(T):
         state, last = donated(state, data)
         template = run.init(start(), jax.random.key(3))
-        restored = pickle.loads(pickle.dumps(without_keys(state)))
-        state = with_keys(restored, template)
+        state = with_keys(pickle.loads(pickle.dumps(without_keys(state))), template)
     np.testing.assert_allclose(state.params["w"], expected[0].params["w"], rtol=1e-5)
     assert float(last["loss"]) == pytest.approx(float(expected[1]["loss"]), rel=1e-4)
     # A step too many changes nothing.
@@ -302,8 +299,7 @@ def test_settings_that_are_left_out_follow_from_the_budget_and_the_sizes():
     given = training(estimator=clipping, batching=Poisson(6), num_steps=400)
     assert given.noise_multiplier == default.noise_multiplier
     assert given.relative_noise(D) == pytest.approx(relative)
-    state = default.init(start(), jax.random.key(0))
-    after, metrics = default.step(state, records())
+    after, metrics = default.step(default.init(start(), jax.random.key(0)), records())
     moved = optax.tree.norm(optax.tree.sub(after.params, start()))
     clip_norm = metrics["noise_norm"] / relative
     assert float(clip_norm) == pytest.approx(0.03, rel=1e-3)  # the first

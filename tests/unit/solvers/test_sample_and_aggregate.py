@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax import accounting
-from dpjax.solvers import dp_sample_and_aggregate
+from dpjax import accounting, solvers
 from dpjax.solvers.papers import _sample_and_aggregate, _smooth_center
 
 
@@ -20,7 +19,7 @@ def mean(subset):
 def solve(data, fit_fn=mean, **changes):
     options = {"key": jax.random.key(1), "epsilon": 2.0, "delta": 1e-5}
     options |= {"num_subsets": 400, "diameter": 8.0} | changes
-    return dp_sample_and_aggregate(fit_fn, data, **options)
+    return solvers.dp_sample_and_aggregate(fit_fn, data, **options)
 
 
 def test_weights_fall_smoothly_and_counts_of_points_are_the_least():
@@ -44,8 +43,7 @@ def test_a_record_is_in_few_subsets(num_samples, number, overlap, key):
     subsets = _sample_and_aggregate._Subsets(num_samples, number, overlap)
     rows = np.asarray(subsets.rows(key))
     assert rows.shape == (number, num_samples // math.ceil(number / overlap))
-    counts = np.bincount(rows.ravel(), minlength=num_samples)
-    assert counts.max() == overlap
+    assert np.bincount(rows.ravel(), minlength=num_samples).max() == overlap
     assert all(len(set(row)) == len(row) for row in rows)
     if overlap == 1:
         np.testing.assert_array_equal(rows.ravel(), np.arange(rows.size))

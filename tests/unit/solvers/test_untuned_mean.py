@@ -8,10 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax import accounting
+from dpjax import accounting, solvers
 from dpjax.batching import Disjoint, Poisson, WithoutReplacement
 from dpjax.estimators import Clipping, MedianOfMeans, TrimmedMean, Truncation
-from dpjax.solvers import dp_mean
 from dpjax.solvers.statistics._mean import Shares
 from tests.unit.refusals import refused
 from tests.unit.solvers import test_gradient_descent
@@ -21,7 +20,7 @@ PLACES, UNITS = np.array([1e6, -3.0, 0.0, 2e-3]), np.array([10.0, 1e3, 1.0, 1e-3
 
 
 def solve(samples, seed=0, **changes):
-    return dp_mean(samples, key=jax.random.key(seed), **BUDGET | changes)
+    return solvers.dp_mean(samples, key=jax.random.key(seed), **BUDGET | changes)
 
 
 def laws(rng, name, shape):
@@ -51,8 +50,7 @@ def test_units_and_places_do_not_matter(law, num_columns):
 
 
 def test_a_pytree_is_a_row():
-    rng = np.random.default_rng(3)
-    rows = rng.standard_normal((8_000, 5)) + np.arange(5)
+    rows = np.random.default_rng(3).standard_normal((8_000, 5)) + np.arange(5)
     tree = {"a": rows[:, 0].astype("float16"), "b": rows[:, 1:].reshape(-1, 2, 2)}
     released = solve(tree)
     assert released.params["a"].shape == ()

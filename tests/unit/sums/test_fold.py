@@ -10,10 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax import estimators
+from dpjax import estimators, transforms
 from dpjax._sums.fold import block_length, digit_layout, proven_divisor, rounded_sum
 from dpjax._sums.stream import SampleStream
-from dpjax.transforms import privatize
 
 SIZES = [None, 3, 100]
 
@@ -126,7 +125,7 @@ def test_noise_is_added_to_the_exact_mean(key):
     n, limit = 2**14, 2**18
     rows = np.random.default_rng(0).integers(0, limit, (n, 300))
     estimator = estimators.Winsorization(float(limit))
-    transform = privatize(estimator, noise_multiplier=1e-4, key=key)
+    transform = transforms.privatize(estimator, noise_multiplier=1e-4, key=key)
 
     @jax.jit
     def means(rows):

@@ -10,9 +10,7 @@ import optax
 import pytest
 
 import dpjax
-from dpjax import estimators
-from dpjax.gradients import streamed_grad
-from dpjax.mechanisms import BandedToeplitz
+from dpjax import estimators, gradients, mechanisms
 from dpjax.transforms import accumulate, privatize, scale_by_dp_adam
 from dpjax.transforms._chain import PieceSum
 from tests.unit.refusals import refused
@@ -31,7 +29,7 @@ ADAM = scale_by_dp_adam(), optax.scale(-0.1)
 # An estimator, the options of privatize, and what follows.
 OPTIMIZERS = {
     "adaptive": (ADAPTIVE, {}, (optax.sgd(0.1, momentum=0.9),)),
-    "correlated": (CLIPPING, {"noise": BandedToeplitz(4, (1.0, 0.5))}, ()),
+    "correlated": (CLIPPING, {"noise": mechanisms.BandedToeplitz(4, (1.0, 0.5))}, ()),
     "noise is known": (estimators.Winsorization(0.5), {}, ADAM),
 }
 
@@ -60,7 +58,7 @@ def pieces():
 def stepping(optimizer):
     @jax.jit
     def step(params, state, batch, mask):
-        stream = streamed_grad(loss_fn)(params, batch, mask)
+        stream = gradients.streamed_grad(loss_fn)(params, batch, mask)
         updates, state = optimizer.update(stream, state, params)
         return optax.apply_updates(params, updates), state
 

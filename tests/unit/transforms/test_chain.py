@@ -8,9 +8,8 @@ import optax
 import pytest
 
 import dpjax
-from dpjax import transforms
+from dpjax import mechanisms, transforms
 from dpjax.estimators import AdaptiveThreshold, Clipping, TrimmedMean, Winsorization
-from dpjax.mechanisms import BandedToeplitz
 from dpjax.transforms import dp_sgd, privatize, scale_by_dp_adam
 from tests.unit.transforms import test_contract
 
@@ -70,8 +69,7 @@ def test_what_is_not_private_first_is_refused(name):
 
 
 def test_a_chain_may_begin_with_a_chain_or_with_dp_sgd():
-    inner = dpjax.chain(private(), optax.trace(0.9))
-    outer = dpjax.chain(inner, optax.scale(-0.1))
+    outer = dpjax.chain(dpjax.chain(private(), optax.trace(0.9)), optax.scale(-0.1))
     sgd = dp_sgd(0.1, CLIPPING, noise_multiplier=1.0, key=jax.random.key(0))
     sgd = dpjax.chain(sgd, optax.clip_by_global_norm(8.0))
     params = jnp.zeros(2)
@@ -116,8 +114,7 @@ def test_after_half_precision_all_is_in_float32(make):
 # -- Adam --------------------------------------------------------------------------
 @pytest.mark.parametrize("kind", ["number", "prefix"])
 def test_dp_adam_is_its_formula(kind):
-    rng = np.random.default_rng(1)
-    grads = rng.normal(size=(6, 5)) * np.logspace(-3, 3, 5)
+    grads = np.random.default_rng(1).normal(size=(6, 5)) * np.logspace(-3, 3, 5)
     scales = {"number": 0.7, "prefix": np.array([0.7, 0.7, 0.1, 0.1, 0.1])}[kind]
     stddevs = np.outer(np.arange(1, 7), scales * np.ones(5))
     adam = scale_by_dp_adam(b1=0.8, b2=0.9, eps=1e-3, floor=0.2)
@@ -171,7 +168,7 @@ REFUSED = {
     "after momentum": lambda adam: dpjax.chain(private(), optax.trace(0.9), adam),
     "nested": lambda adam: dpjax.chain(dpjax.chain(private(), optax.trace(0.9)), adam),
     "correlated": lambda adam: dpjax.chain(
-        private(noise=BandedToeplitz(4, (1.0,))), adam
+        private(noise=mechanisms.BandedToeplitz(4, (1.0,))), adam
     ),
     "smooth": lambda adam: dpjax.chain(private(TrimmedMean(0.4, -1.0, 1.0), 2.0), adam),
 }

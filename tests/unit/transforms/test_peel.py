@@ -10,9 +10,8 @@ import optax
 import pytest
 import scipy.stats
 
-from dpjax import transforms
+from dpjax import estimators, transforms
 from dpjax.constraints import L1Ball, Polytope, Simplex
-from dpjax.estimators import Winsorization
 from dpjax.transforms import average_iterates, average_params
 
 # The law of released noise, and how often the sensitivity is paid for each entry.
@@ -56,8 +55,7 @@ def test_released_entries_have_the_noise_of_their_rho(noise):
     options = {"rho": 0.02, "sensitivity": 0.01, "limit": 1e-6}
     draws = released(noise, params, 3, 4000, **options)[:, :2].ravel() / scale
     for factor, is_right in ((1, True), (2 / 3, False), (3 / 2, False)):
-        pvalue = scipy.stats.kstest(draws * factor, law.cdf).pvalue
-        assert (pvalue > 1e-6) == is_right
+        assert (scipy.stats.kstest(draws * factor, law.cdf).pvalue > 1e-6) == is_right
 
 
 @each
@@ -118,7 +116,7 @@ def test_step_sizes_are_the_papers_or_those_of_a_schedule():
 def test_computed_scores_stay_within_the_stated_range(name, num_samples):
     # Gradients near their limit, where products are rounded most, one record replaced.
     constraint, limit = SETS[name], 0.7
-    sensitivity = Winsorization(limit).sensitivity(num_samples, 3).linf
+    sensitivity = estimators.Winsorization(limit).sensitivity(num_samples, 3).linf
     rng = np.random.default_rng(0)
     g = np.sign(rng.normal(size=(4000, 3))) * limit * rng.uniform(0.3, 1, (4000, 3))
     g = g.astype(np.float32)
@@ -171,8 +169,7 @@ def test_average_is_the_mean_of_the_iterates(key):
     params = {"a": jnp.ones(3), "b": jnp.zeros(())}
     state, iterates = optimizer.init(params), []
     for step in range(50):
-        grads = normal_like(params, key, step)
-        updates, state = optimizer.update(grads, state, params)
+        updates, state = optimizer.update(normal_like(params, key, step), state, params)
         params = optax.apply_updates(params, updates)
         iterates.append(params)
     mean = jax.tree.map(lambda *x: np.mean(x, axis=0, dtype=np.float64), *iterates)

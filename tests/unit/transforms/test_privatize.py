@@ -13,10 +13,8 @@ import scipy.stats
 from jax.flatten_util import ravel_pytree
 
 import dpjax
-from dpjax import ADD_OR_REMOVE_ONE, REPLACE_ONE, estimators
+from dpjax import ADD_OR_REMOVE_ONE, REPLACE_ONE, estimators, gradients, mechanisms
 from dpjax.accounting._smooth import calibrate_smooth_noise, smooth_noise_rho
-from dpjax.gradients import streamed_grad
-from dpjax.mechanisms import BandedToeplitz, BufferedToeplitz
 from dpjax.transforms import aggregate, dp_sgd, privatize
 from tests.unit.refusals import refused
 
@@ -61,8 +59,7 @@ def test_noise_is_the_multiplier_times_the_sensitivity(
     transform = private(estimator, multiplier, key, **options)
     grads = {"a": jnp.zeros((num_rows, size)), "b": jnp.zeros((num_rows, 50, 100))}
     noise = np.concatenate([x.ravel() for x in updated(transform, grads).values()])
-    divisor = normalize_by or num_rows
-    sensitivity = estimator.sensitivity(divisor, 2 * size, relation).l2
+    sensitivity = estimator.sensitivity(normalize_by or num_rows, 2 * size, relation).l2
     low, high = stddev_bounds(noise.size)
     ratio = math.sqrt(np.mean(np.square(noise, dtype=np.float64)))
     ratio /= multiplier * sensitivity
@@ -126,7 +123,7 @@ def test_injected_hyperparameters_follow_their_schedule(is_whole, key):
 
     @jax.jit
     def update(state):
-        stream = streamed_grad(jnp.vdot)(params, rows, jnp.zeros(4, bool))
+        stream = gradients.streamed_grad(jnp.vdot)(params, rows, jnp.zeros(4, bool))
         return optimizer.update(stream, state, params)
 
     with jax.numpy_dtype_promotion("standard"):
@@ -252,8 +249,8 @@ def test_wrappers_may_stand_after_privatize(key):
 # -- Correlated noise ------------------------------------------------------------------
 T = 6
 STRATEGIES = {
-    "bands": BandedToeplitz.square_root(T, 3),
-    "buffers": BufferedToeplitz(T, decays=(0.9, 0.25), scales=(0.3, 0.2)),
+    "bands": mechanisms.BandedToeplitz.square_root(T, 3),
+    "buffers": mechanisms.BufferedToeplitz(T, decays=(0.9, 0.25), scales=(0.3, 0.2)),
 }
 
 
@@ -341,7 +338,7 @@ test_what_does_not_fit_a_trimmed_mean_is_named = refused(
     (lambda: updated(of_trimmed(sampled=False), ROWS, **MASK), "padding_example must"),
     (lambda: of_trimmed(relation=ADD_OR_REMOVE_ONE), "must be one that takes masks"),
     (
-        lambda: of_trimmed(noise=BandedToeplitz(4, (1.0,))),
+        lambda: of_trimmed(noise=mechanisms.BandedToeplitz(4, (1.0,))),
         "noise must be None with Trimmed",
     ),
     (lambda: updated(of_trimmed(), ROWS[:2]), "num_samples must be more than the 2"),

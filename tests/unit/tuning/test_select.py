@@ -24,8 +24,7 @@ BUDGET = {"epsilon": 1.0, "delta": 0.0, "mean_trials": 4.0}
 
 
 def pure(epsilon):
-    event = LaplaceDpEvent(1 / epsilon)
-    return PrivacyGuarantee.of(epsilon, 0.0, dp_event=event)
+    return PrivacyGuarantee.of(epsilon, 0.0, dp_event=LaplaceDpEvent(1 / epsilon))
 
 
 def gaussian(multiplier, delta):
@@ -72,8 +71,7 @@ def test_the_best_run_is_released_and_the_number_of_runs_is_not(key):
 
 
 def test_candidates_of_a_list_are_those_of_rows(key):
-    by_row = select(key=jax.random.clone(key))
-    assert_same(by_row, select(list(RATES), key=key))
+    assert_same(select(key=jax.random.clone(key)), select(list(RATES), key=key))
 
 
 def assert_same(*solutions):

@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax import losses
-from dpjax.solvers import Execution
+from dpjax import losses, solvers
 from dpjax.solvers.linear import _kind
 from tests.unit.solvers.linear.test_model import NUM, TRUE, solve, table
 
@@ -86,7 +85,7 @@ def test_a_callback_sees_every_iterate():
     def callback(step, params):
         seen.append((int(step), params))
 
-    solve("logistic", epsilon=0.1, execution=Execution(callback=callback))
+    solve("logistic", epsilon=0.1, execution=solvers.Execution(callback=callback))
     jax.effects_barrier()
     assert sorted(step for step, _ in seen) == list(range(1, 51))
     assert set(seen[0][1]) == {"weights", "intercept"}

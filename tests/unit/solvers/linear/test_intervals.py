@@ -9,10 +9,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dpjax import losses
-from dpjax.accounting import PrivacyGuarantee
+from dpjax import accounting, losses, solvers
 from dpjax.gradients import by_user
-from dpjax.solvers import Solution
 from dpjax.solvers.linear import _intervals
 from dpjax.solvers.statistics import _noisy_quantile
 from dpjax.solvers.statistics._noisy_quantile import noisy_bound, noisy_excess
@@ -101,8 +99,8 @@ def test_four_equal_records_of_a_user_say_as_much_as_one():
 ROOT = np.array([[1.0, 0.0, 0.0], [0.9, 0.2, 0.0], [-0.5, 1.0, 2.0]])  # of a covariance
 ERRORS = np.sqrt(np.sum(ROOT**2, axis=1))
 CORRELATIONS = jnp.float32(ROOT @ ROOT.T / np.outer(ERRORS, ERRORS))
-PRIVACY, PARAMS = PrivacyGuarantee.non_private(), jnp.array([1.0, 2.0, -3.0])
-NORMAL = Solution(PARAMS, PRIVACY, {}, jnp.float32(ERRORS), CORRELATIONS)
+PRIVACY, PARAMS = accounting.PrivacyGuarantee.non_private(), jnp.array([1.0, 2.0, -3.0])
+NORMAL = solvers.Solution(PARAMS, PRIVACY, {}, jnp.float32(ERRORS), CORRELATIONS)
 
 
 @pytest.mark.parametrize(("num", "level"), [(1, 0.5), (2, 0.9), (4, 0.9), (200, 0.9)])

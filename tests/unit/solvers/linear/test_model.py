@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 from dp_accounting import GaussianDpEvent
 
-from dpjax import accounting, losses
-from dpjax.gradients import by_user
+from dpjax import accounting, gradients, losses
 from dpjax.solvers import dp_additive_model, dp_linear_model
 from dpjax.solvers.linear import _columns, _fit
 from dpjax.solvers.linear._kind import ModelKind, Shares
@@ -27,8 +26,7 @@ NUM = 4_000
 def table(seed=0, num=NUM):
     rng = np.random.default_rng(seed)
     features = np.c_[rng.standard_t(3, (num, 3)), np.ones(num)].astype(np.float32)
-    noise = rng.standard_t(3, num).astype(np.float32)
-    return features, features @ TRUE, noise
+    return features, features @ TRUE, rng.standard_t(3, num).astype(np.float32)
 
 
 def solve(loss="squared", data=None, **changes):
@@ -243,23 +241,20 @@ class TestNoisyMedian:
         weights = jnp.ones(5_001).at[jnp.argsort(values)[:1_000]].set(0.0)
         arrays = jax.random.key(0), values, weights
         released = _noisy_quantile.noisy_median(*arrays, bound=10, noise_multiplier=3)
-        median = jnp.median(values[weights > 0])
-        np.testing.assert_allclose(released, median, atol=2e-3)
+        np.testing.assert_allclose(released, jnp.median(values[weights > 0]), atol=2e-3)
         assert all(6 <= stddev / 20**0.5 <= 6.001 for stddev in stddevs)
 
     def test_what_noise_hides_is_within_the_bound(self):
         arrays = jax.random.key(0), jnp.full(50, 1e9), jnp.ones(50)
         options = {"bound": 2.0, "noise_multiplier": 1e6}
-        released = _noisy_quantile.noisy_median(*arrays, **options)
-        assert -2 <= released <= 2
+        assert -2 <= _noisy_quantile.noisy_median(*arrays, **options) <= 2
 
 
 @partial(jax.jit, static_argnames=("radius", "noise_multiplier"))
 def moments_of(rows, radius=1.5, noise_multiplier=1e-5):
     """Second moments and the stddev of their noise, almost none by default."""
     options = {"radius": radius, "noise_multiplier": noise_multiplier}
-    key = jax.random.key(0)
-    return noisy_second_moments(key, rows, axis_name=None, **options)
+    return noisy_second_moments(jax.random.key(0), rows, axis_name=None, **options)
 
 
 class TestSecondMoments:
@@ -293,8 +288,7 @@ class TestSecondMoments:
 
     def test_what_noise_hides_leaves_one_scale_and_no_center_far_off(self):
         moments = jnp.diag(jnp.array([1.0, 1.0, 0.01])).at[:2, 2].set(0.5)
-        center = whitening(moments, 0.2, ones=1.0).center
-        assert jnp.linalg.norm(center) < 2
+        assert jnp.linalg.norm(whitening(moments, 0.2, ones=1.0).center) < 2
         noise = np.random.default_rng(0).normal(size=(30, 30)) * 1.0
         noise = np.triu(noise) + np.triu(noise, 1).T
         white = whitening(jnp.asarray(noise / 2, "float32"), 1.0)
@@ -340,7 +334,7 @@ def test_what_is_refused_draws_no_sample(fit, monkeypatch):
     of_all += [{"delta": 0.5}, {"epsilon": None, "noise_multiplier": 1.0}]
     of_all += [{"loss": losses.softmax(3), "intervals": True}]
     ids, sizes = np.arange(len(means)), {"num_users": 9, "records_per_user": 2}
-    users = {"data": by_user((features, means), ids, **sizes)}
+    users = {"data": gradients.by_user((features, means), ids, **sizes)}
     of_all += [{"max_records": 9} | users]
     of_all += [{"weights": np.ones(18), "max_records": None} | users]
     of_one = [{"max_features": 0}, {"max_features": 2, "intervals": True}]
