@@ -15,14 +15,11 @@ collect_ignore = ["nightly/processes/worker.py"]  # a program, not a module
 jax.config.update("jax_debug_key_reuse", True)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
-
 # The two workers keep the cores busy: to compile parts of a program side by side costs
 # time, here an eighth, and gives the same program.
 WHOLE = "--xla_cpu_parallel_codegen_split_count=1"
 COUNTED = {"at": 0.0}  # when memory mappings were counted: see `few_programs`
 UNIT = Path(__file__).parent / "unit"
-
-
 # A source distribution holds the library and its tests alone. Files about pages, and
 # those that import benchmarks, need the repository, too.
 NEEDS_REPOSITORY = {"test_notebooks.py", "test_processes.py"}

@@ -7,11 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-import dpjax
+from dpjax.estimators import Clipping, Truncation, Winsorization
+from dpjax.gradients import per_sample_grad, robust_grad
 
 FAST_TO_COMPILE = {"xla_backend_optimization_level": 0}
 WIDTH, VOCABULARY, LENGTH = 40, 300, 3
-ESTIMATORS = (dpjax.estimators.Clipping(0.3), dpjax.estimators.Winsorization(0.05))
+ESTIMATORS = (Clipping(0.3), Winsorization(0.05))
 
 
 def numbers(*shape, seed=0):
@@ -20,21 +21,18 @@ def numbers(*shape, seed=0):
 
 def assert_same_mean(loss_fn, params, batch, rtol=1e-5, estimators=ESTIMATORS):
     """Compares with estimators of gradients that are written out."""
-    grads_fn = jax.jit(dpjax.per_sample_grad(loss_fn), compiler_options=FAST_TO_COMPILE)
+    grads_fn = jax.jit(per_sample_grad(loss_fn), compiler_options=FAST_TO_COMPILE)
     grads = grads_fn(params, batch)
 
     def both(params, batch):
-        return [
-            (dpjax.robust_grad(loss_fn, e)(params, batch), e(grads)) for e in estimators
-        ]
+        return [(robust_grad(loss_fn, e)(params, batch), e(grads)) for e in estimators]
 
     pairs = jax.jit(both, compiler_options=FAST_TO_COMPILE)(params, batch)
-    # Two programs round a sum of many terms differently: by its size before an
-    # influence cuts it.
+    # Two programs round a sum of many terms by its size before an influence cuts it.
     largest = max(float(np.abs(x).max()) for x in jax.tree.leaves(grads))
     for estimator, (mean, expected) in zip(estimators, pairs, strict=True):
         # A cast may move an entry over the threshold.
-        is_cut = rtol > 1e-3 and isinstance(estimator, dpjax.estimators.Truncation)
+        is_cut = rtol > 1e-3 and isinstance(estimator, Truncation)
         for x, y in zip(*map(jax.tree.leaves, (mean, expected)), strict=True):
             assert x.dtype == y.dtype
             if not is_cut:
@@ -225,9 +223,7 @@ def tied(p, tokens):
 
 def in_half(p, tokens):
     p = p.astype(jnp.bfloat16)
-    return jnp.tanh(
-        p[tokens].mean(axis=0).astype(jnp.float32) @ p.T.astype(jnp.float32)
-    )
+    return jnp.tanh(jnp.float32(p[tokens].mean(axis=0)) @ jnp.float32(p.T))
 
 
 def filled(p, tokens):

@@ -22,7 +22,6 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[2]
 # Run after a fault's own tests, until one fails.
 TIERS = (["tests/unit"], ["tests/privacy"])
-
 PRELUDE = """
 import math
 from types import SimpleNamespace as N

@@ -29,6 +29,12 @@ PAGES = sorted(
     if not {"_build", "generated"} & set(path.relative_to(DOCS).parts)
 )
 GUIDES = sorted(path for path in PAGES if "```python\n" in path.read_text())
+BROWSERS = "chromium", "chromium-browser", "google-chrome"
+FAULTY = """<main><article><p style="width: 2000px">wide</p><a href="#no">x</a>
+<p style="width: 9px; overflow: hidden">incomprehensible</p><a href="no.html">x</a>
+<img src="no.png" width="9" height="9"></article></main><script>no.no</script>"""
+FAULTS = "HTML scrolls sideways", "no anchor /0.html#no", "no page /no.html"
+FAULTS += "wider than its box: incompr", "no picture: ", "no is not defined"
 
 
 def load(path):
@@ -113,14 +119,6 @@ def test_site_is_built_without_warnings_and_asks_no_other_host(site):
 
     kinds = InventoryFile.loads((site / "objects.inv").read_bytes(), uri="").data
     assert public_names() <= {name for names in kinds.values() for name in names}
-
-
-BROWSERS = "chromium", "chromium-browser", "google-chrome"
-FAULTY = """<main><article><p style="width: 2000px">wide</p><a href="#no">x</a>
-<p style="width: 9px; overflow: hidden">incomprehensible</p><a href="no.html">x</a>
-<img src="no.png" width="9" height="9"></article></main><script>no.no</script>"""
-FAULTS = "HTML scrolls sideways", "no anchor /0.html#no", "no page /no.html"
-FAULTS += "wider than its box: incompr", "no picture: ", "no is not defined"
 
 
 def problems_in_a_browser(browser, site, folder):

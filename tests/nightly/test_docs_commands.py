@@ -52,6 +52,11 @@ TARGETS = {
     "squared": 'column = "price"\ncenter = 300\nscale = 100\n',
     "logistic": 'column = "sold"\npositive = "yes"\n',
 }
+WITH_COMMANDS = [path for path in PAGES if "```sh\n" in path.read_text()]
+KEEP = "run `python -m tests.nightly.test_docs_commands`"
+# Kept of the walk, and what made them.
+KEPT = {"walk.svg": "curves.svg", "walk-dark.svg": "curves-dark.svg"}
+REPORT = DOCS / "static" / "walk.html", Path("out/report.html")
 
 
 def write_tables(folder, num_records=2_000):
@@ -155,13 +160,6 @@ def number(text):
     digits, _, power = text.replace(",", "").partition("e")
     last = 10.0 ** (int(power or 0) - len(digits.partition(".")[2]))
     return float(text.replace(",", "")), last
-
-
-WITH_COMMANDS = [path for path in PAGES if "```sh\n" in path.read_text()]
-KEEP = "run `python -m tests.nightly.test_docs_commands`"
-# Kept of the walk, and what made them.
-KEPT = {"walk.svg": "curves.svg", "walk-dark.svg": "curves-dark.svg"}
-REPORT = DOCS / "static" / "walk.html", Path("out/report.html")
 
 
 def points_of(figure):

@@ -24,12 +24,9 @@ folder = conftest.here
 LAYERS = [mechanisms, transforms, solvers, models, parties, tuning]
 PITFALLS = re.split(r"^### ", guarantees.PITFALLS.read_text(), flags=re.MULTILINE)
 SETUP, PITFALLS = PITFALLS[0], {x.split("\n")[0]: x for x in PITFALLS[1:]}
-
 AUDIT = "run `python -m benchmarks guarantees --audit`"
-
 # A function with one of these draws at random, or talks to other parties.
 SOURCES = {"key", "random_bytes", "transport", "secure_sum"}
-
 # Takes such an argument, and releases nothing of records.
 NO_RELEASE = {
     "audit.epsilon_lower_bound": "an attack",
@@ -39,6 +36,7 @@ NO_RELEASE = {
     "solvers.PrivateTraining.init": "the state before the first release",
     "solvers.robust_gradient_descent": "says that it has no privacy",
 }
+PNG = b"\x89PNG"
 
 
 @pytest.fixture(scope="module")
@@ -179,9 +177,6 @@ def test_the_page_rounds_claims_up_and_bounds_down(record):
     page = guarantees.page(record | {"laplace": odd})
     assert "ε ≥ 0.999 of 1.01 |" in page
     assert "| 1.001 | 1.23457e-05 | 0.9999 | 99% | 100,000 |" in page
-
-
-PNG = b"\x89PNG"
 
 
 @pytest.fixture

@@ -11,11 +11,9 @@ import pytest
 
 NOTEBOOKS = sorted((pathlib.Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
 each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-
 # What a notebook takes as a sign to do little of each thing.
 QUICK = "DPJAX_NOTEBOOK_QUICK"
 UNOPTIMIZED = "JAX_DISABLE_MOST_OPTIMIZATIONS"
-
 # The folders in which a user's or a machine's own files lie.
 MACHINE_PATH = re.compile(
     r"(?<![\w.])/(home|root|Users|tmp|work|mnt|opt|usr|var|private)/|[A-Z]:\\\\?Users"

@@ -26,6 +26,7 @@ N = 64
 RNG = np.random.default_rng(0)
 FEATURES = RNG.standard_t(3, (N, 3)).astype(np.float32)
 TARGETS = (FEATURES @ np.array([1.0, -1.0, 0.5])).astype(np.float32)
+WORDS = np.array([3, 20261122], np.uint32)
 
 
 @pytest.fixture(scope="module")
@@ -162,9 +163,6 @@ def test_refuses_the_state_of_another_number_of_processes(folder, of_two):
     del of_two
     with pytest.raises(ValueError, match="another number of processes or devices"):
         train(execution=Execution(checkpoint=Checkpoint(folder / "states", every=2)))
-
-
-WORDS = np.array([3, 20261122], np.uint32)
 
 
 def launched(folder, program, *options):

@@ -23,7 +23,6 @@ pytestmark = [
     pytest.mark.usefixtures("compiled_quickly"),
     pytest.mark.filterwarnings("ignore:About .* have no target"),
 ]
-
 BIG = 2**53 + 1  # no number of float64
 IDS = [BIG, 7, BIG - 1, 7, 0]
 AMOUNTS = [decimal.Decimal(text) for text in ("1.10", "2.00", "0.50", "2.00", "7.25")]
@@ -160,6 +159,9 @@ TABLES = {
 NUMBERS = [*np.linspace(-3.0, 3.0, 40).tolist()]
 LINEAR = DPLinearRegression(epsilon=3.0, random_state=0)
 LOGISTIC = DPLogisticRegression(classes=[0, 1], random_state=0)
+BEYOND = np.array([[1e308, 1.0], [0.0, -1e308]])  # float32 has no such numbers
+CLIPPING = estimators.Clipping(1.0)
+SELECTION = {"sparsity": 1, "selection_scale": 1.0, "release_stddev": 1.0}
 
 
 @pytest.mark.parametrize("odd", ODD, ids=lambda odd: repr(odd)[:9])
@@ -207,11 +209,6 @@ def test_categories_are_told_apart_to_the_last_digit():
     shape = additive.shapes_["a"]
     assert shape.grid.tolist() == [BIG, BIG - 1, 7, 0]
     assert shape.values[0] > shape.values[1] + 1
-
-
-BEYOND = np.array([[1e308, 1.0], [0.0, -1e308]])  # float32 has no such numbers
-CLIPPING = estimators.Clipping(1.0)
-SELECTION = {"sparsity": 1, "selection_scale": 1.0, "release_stddev": 1.0}
 
 
 def privatized(key, x):

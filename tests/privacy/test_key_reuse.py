@@ -106,6 +106,10 @@ PLANTED = {x.__name__: x for x in (*PLANTED, loop_with_the_key_from_outside)} | 
     )
     for name, release in OF_TWO_KEYS.items()
 }
+# The mechanisms; two transforms and three solvers use them in loops.
+WITNESSED = {*names_of("mechanisms")} - ON_HOST
+WITNESSED |= {"dp_sgd", "peel_laplace", "dp_frank_wolfe", "dp_gradient_descent_poisson"}
+WITNESSED |= {"dp_linear_model_intervals"}  # bisections fold in their steps
 
 
 @pytest.mark.parametrize("name", PLANTED)
@@ -221,12 +225,6 @@ class Witness:
         jax.block_until_ready(jax.jit(release)(jax.random.key(7, impl=self.impl), data))
         jax.effects_barrier()
         return dict(self.uses)
-
-
-# The mechanisms; two transforms and three solvers use them in loops.
-WITNESSED = {*names_of("mechanisms")} - ON_HOST
-WITNESSED |= {"dp_sgd", "peel_laplace", "dp_frank_wolfe", "dp_gradient_descent_poisson"}
-WITNESSED |= {"dp_linear_model_intervals"}  # bisections fold in their steps
 
 
 def test_a_witness_sees_what_the_check_does_not():

@@ -51,6 +51,7 @@ STATES = {
         jnp.vdot, num_samples=99, epsilon=1.0, delta=1e-3, monitor=0.1
     ).init(PARAMS, key),
 }
+GROUPED = {"key": jax.random.key(0), "epsilon": 1.0, "delta": 1e-5, "num_groups": 2}
 
 
 @pytest.mark.parametrize("name", STATES)
@@ -111,9 +112,6 @@ def test_a_donated_training_state_deletes_nothing_else(noise):
             jax.jit(lambda state: state, donate_argnums=0)(state)
     assert params.sum() == host.sum() == 3
     assert jax.random.uniform(key) >= 0
-
-
-GROUPED = {"key": jax.random.key(0), "epsilon": 1.0, "delta": 1e-5, "num_groups": 2}
 
 
 @pytest.mark.parametrize("kind", [np.array, list, lambda x: np.array(x, object)])

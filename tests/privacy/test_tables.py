@@ -66,8 +66,8 @@ def hostile(encoding, end, delimiter):
 
     lines = [line.format(d=delimiter) for line in LINES]
     other = END_IN_CELL[end]
-    lines += [f"a{other}b{delimiter}1", f"{other}", '"a' + other, f'b"{other}']
-    lines += [f'"{delimiter * 150}x', "x" * 300]
+    lines += [f"a{other}b{delimiter}1", other, f'"a{other}', f'b"{other}', "x" * 300]
+    lines += [f'"{delimiter * 150}x']
     content = [*map(written, lines), *(WIDE_BYTES if "16" in encoding else BYTES)]
     return written, written(f"1{delimiter}p"), content
 
@@ -240,6 +240,7 @@ IN_SHEETS = [  # rows of a sheet, and the texts of their cells
     (["  ", "=1/0"], ["", ""]),  # a formula that no program has computed
     ([], ["", ""]),
 ]
+CELLS = st.text(st.sampled_from([*'ab1"",;\n\r\t |\0é\u2028\ufeff']), max_size=6)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 1 << 16])
@@ -277,9 +278,6 @@ def test_cells_that_excel_cannot_show_stop_nothing(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "openpyxl", None)
     with pytest.raises(ImportError, match=r'openpyxl: pip install "dpjax\[excel\]"'):
         column_names(path)
-
-
-CELLS = st.text(st.sampled_from([*'ab1"",;\n\r\t |\0é\u2028\ufeff']), max_size=6)
 
 
 @settings(max_examples=60, deadline=None)

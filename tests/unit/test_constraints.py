@@ -29,6 +29,8 @@ SETS = {
 }
 WITH_PROJECTION = [name for name in SETS if name != "polytope"]
 each = pytest.mark.parametrize("name", SETS)
+# Of a box whose last side has no length.
+SIDES = np.array([[-1.0, 0.0, 2.0], [1.0, 0.3, 2.0]])
 
 
 def points(num_points=60, dim=5):
@@ -237,10 +239,6 @@ def test_constraints_run_under_jit_and_vmap_on_trees_and_on_all_platforms(name):
     tree["b"] = tree["b"].astype(jnp.bfloat16)
     least = jax.eval_shape(in_tree.minimize_linear, tree)
     assert [x.dtype for x in jax.tree.leaves(least)] == ["bfloat16"] + ["float32"] * 2
-
-
-# Of a box whose last side has no length.
-SIDES = np.array([[-1.0, 0.0, 2.0], [1.0, 0.3, 2.0]])
 
 
 def farthest(net, points):

@@ -19,6 +19,10 @@ from dpjax.datasets import Categorical, Numeric
 NUM = 4_000
 SCHEMA = {"income": None, "age": Numeric(50, 50, limit=1)}
 SCHEMA |= {"town": Categorical(("Ghent", "Lier")), "owns": Categorical(("true",))}
+COMMA = Categorical(("x,y", "z"))
+KIND = Categorical(tuple(map(str, range(1024))))
+MANY = {"frame": dict.fromkeys("ab", np.ones(3)), "schema": dict.fromkeys("ab", KIND)}
+MANY |= {"by": "b"}
 
 
 @pytest.fixture(scope="module")
@@ -132,12 +136,6 @@ def test_no_name_is_run_by_a_spreadsheet(description):
     assert f"\n{name}," not in made.to_csv()
     assert f">&#x27;{name}<" in made.to_html()
     assert f">{name}<" not in made.to_html()
-
-
-COMMA = Categorical(("x,y", "z"))
-KIND = Categorical(tuple(map(str, range(1024))))
-MANY = {"frame": dict.fromkeys("ab", np.ones(3)), "schema": dict.fromkeys("ab", KIND)}
-MANY |= {"by": "b"}
 
 
 @pytest.mark.parametrize(

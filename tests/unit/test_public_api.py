@@ -11,8 +11,12 @@ import dpjax.sklearn
 # By name, as in the snapshot: dpjax, and its packages; sklearn is not imported by it.
 LAYERS = filter(inspect.ismodule, (getattr(dpjax, name) for name in dpjax.__all__))
 PACKAGES = sorted([dpjax, dpjax.sklearn, *LAYERS], key=lambda x: x.__name__)
-
 SNAPSHOT = Path(__file__).parent / "signatures.txt"
+# Plain records, which the functions that make or take them explain, and aliases.
+RECORDS = {
+    *("dpjax.ADD_OR_REMOVE_ONE", "dpjax.REPLACE_ONE"),
+    *("dpjax.estimators.Estimator", "dpjax.solvers.Solution"),
+}
 
 
 def parameters(function):
@@ -60,13 +64,6 @@ def signatures():
 def test_signatures_are_those_of_the_snapshot():
     # A change of the contract: `python -m tests.unit.test_public_api` writes it anew.
     assert signatures().splitlines() == SNAPSHOT.read_text().splitlines()
-
-
-# Plain records, which the functions that make or take them explain, and aliases.
-RECORDS = {
-    *("dpjax.ADD_OR_REMOVE_ONE", "dpjax.REPLACE_ONE"),
-    *("dpjax.estimators.Estimator", "dpjax.solvers.Solution"),
-}
 
 
 @pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.__name__)

@@ -32,7 +32,6 @@ WORD = ["loose", None, 1]
 UNREADABLE = dp_accounting.UnsupportedDpEvent()
 ESTIMATOR = [None, 1.0, "mean", estimators.Truncation]
 ARRAY = [{}, 1.0, np.zeros((0, 2)), (np.zeros((3, 2)), np.zeros(4))]
-
 # Names, and bad values of each.
 BAD = {
     "epsilon rho diameter moment_bound smoothness sigma radius derivative_bound "
@@ -121,7 +120,6 @@ STATED = accounting.PrivacyGuarantee.of(1.0, 1e-5, dp_event=EVENT)
 RUN = {"num_steps": 5, "sampling_prob": 0.5}
 BATCHES = {"num_steps": 5, "num_samples": 9, "batch_size": 3}
 RELEASE = {"release": partial(mechanisms.laplace, scale=1.0), "neighbor": X + 1}
-
 # Names, and a good value of each.
 GOOD = {
     "rho prior false_positive_rates": 0.5,
@@ -191,7 +189,6 @@ METHODS = [
     *(make(1.0) for make in registry.ESTIMATORS.values()),
     *(make(1.0).sensitivity for x, make in registry.ESTIMATORS.items() if x != "Mean"),
 ]
-
 # What is called, with valid arguments.
 CALLS = [
     *(
@@ -229,7 +226,6 @@ CALLS = [
     _with_good(mechanisms.BufferedToeplitz, scales=(0.2,)),
     _with_good(dpjax.tuning.clipped_loss, data=(X, X)),
 ]
-
 # What is bad there alone: an argument, and the functions that it is of.
 WRONG = {
     "delta: dp_gradient_descent dp_localized_sco dp_mean dp_additive_model "

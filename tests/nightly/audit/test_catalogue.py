@@ -50,8 +50,6 @@ SHOWN = {
     for name in names.split()
 }
 CASES = [(layer, name) for layer in LAYERS for name in names_of(layer)]
-
-
 # The accounting of arsinh-normal noise bounds the squared slope of its log density by
 # 1.36, where its mean is 0.75: at two thirds of the noise the claim is still true.
 NOISE = {"arsinh_normal": 0.4}

@@ -319,7 +319,6 @@ def test_intervals_of_a_sample_hold_the_numbers_of_all_records():
 
 HALF = Table("", {}, Schema({}, None), "", np.zeros(N, bool)).held_out(0.5)
 UNITS = ["--unit", "who", "--records-per-unit", 1]
-
 COUNTS = """
 columns.x = {center = 0, scale = 1, limit = 4}
 target = {column = "y", scale = 80e-6}

@@ -24,6 +24,13 @@ from tests.unit.cli.command import (
 )
 from tests.unit.cli.test_amounts import SCHEMA as AMOUNTS
 
+OPEN = """
+columns.rooms = {}
+columns.town = {categories = ["Ghent", "Lier"]}
+target = {}
+"""
+ODD_LINES = ['nan,"Ghent,1e38,yes', "", "inf,Lier", "1e39,?,abc,maybe,5", "-1e38,,,"]
+
 
 @pytest.mark.parametrize("label", ["yes", "never"])
 def test_a_target_with_one_class_is_trained(rooms, label):
@@ -172,14 +179,6 @@ def test_persons_on_a_list(here):
     assert f"any one of the 60 {words}" in description
 
 
-OPEN = """
-columns.rooms = {}
-columns.town = {categories = ["Ghent", "Lier"]}
-target = {}
-"""
-ODD_LINES = ['nan,"Ghent,1e38,yes', "", "inf,Lier", "1e39,?,abc,maybe,5", "-1e38,,,"]
-
-
 def test_private_ranges_count_in_the_guarantee(rooms):
     rng = np.random.default_rng(1)
     sizes = rng.normal(40, 10, 4_000)
@@ -265,7 +264,6 @@ def test_a_run_that_is_killed_goes_on_to_the_same_files(tmp_path):
         assert process.wait() == -signal.SIGKILL, process.stderr.read()
     assert not output.exists()
     assert states.stat().st_mode & 0o777 == 0o700
-
     # With the same key from the first step on: what the run would have been.
     copy = tmp_path / "copy"
     copy.mkdir()

@@ -166,7 +166,6 @@ def test_a_walk_has_the_numbers_of_its_table(folder, name):
     for line in lines:
         shown = words_of(done(invoke(*shlex.split(line)[1:])).stdout)
     assert "All runs together" in shown
-
     # What describe wrote, by pandas. Of a person the first record counts.
     own = frame[::2] if walk.unit else frame
     rows = json.loads(Path("described/description.json").read_text())["rows"]
@@ -177,7 +176,6 @@ def test_a_walk_has_the_numbers_of_its_table(folder, name):
         for column in ("rooms", "area"):
             mean = values[column, town, "mean", ""]["value"]
             assert mean == pytest.approx(group[column].mean(), rel=1e-3)
-
     since = pd.to_datetime(own["since"], format="%d.%m.%Y")
     if walk.dates:
         title = "since (days since 2019-01-01)"
@@ -185,7 +183,6 @@ def test_a_walk_has_the_numbers_of_its_table(folder, name):
         for town, group in days.groupby(own["town"]):
             mean = values[title, town, "mean", ""]["value"]
             assert mean == pytest.approx(group.mean(), rel=1e-3)
-
     # What the linear model predicts, by scikit-learn, and in SQL.
     design = pd.get_dummies(frame[["rooms", "area", "town"]], drop_first=True)
     design["area"] /= 40  # as scikit-learn's solvers need it

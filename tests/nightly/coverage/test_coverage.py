@@ -15,6 +15,8 @@ from dpjax.solvers import dp_group_means, dp_mean, dp_quantile
 from tests.unit.solvers import test_groups as groups
 from tests.unit.solvers.test_untuned_mean import BUDGET, laws
 
+FACTORS = np.array([1.0, 0.3, 0.3, 4.0])  # of the sizes of unlike tails
+
 
 @pytest.mark.quick(2)
 @pytest.mark.parametrize(("num_samples", "epsilon"), SIZES)
@@ -112,9 +114,6 @@ def test_some_bands_hold_the_best_curves_and_narrower_ones_do_not():
     assert np.all(np.isfinite(stated))
     assert check(errors, stated, least=0.92)
     assert not check(errors, 0.6 * stated, least=0.92)
-
-
-FACTORS = np.array([1.0, 0.3, 0.3, 4.0])  # of the sizes of unlike tails
 
 
 def mostly_zero(num_samples=20_000, seed=0):
@@ -222,7 +221,6 @@ def test_intervals_of_several_quantiles_hold_all_at_once(weights, key):
     """Of numbers that samples repeat; the quantile may be the next number."""
     ends, shares = np.cumsum(weights), np.arange(1, 10) / 10
     right = np.searchsorted(ends, shares) + 1.0
-
     numbers, runs = np.arange(1.0, 1 + len(ends)), jax.random.split(key, 100)
     asked = {"epsilon": 1.0, "quantile": shares}
     low, high = intervals_of(runs, numbers, ends, **asked)

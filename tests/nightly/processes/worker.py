@@ -23,7 +23,6 @@ process, num_processes, folder = int(process), int(num_processes), Path(folder)
 if num_processes > 1:
     timeouts = {"initialization_timeout": 240, "heartbeat_timeout_seconds": 10}
     jax.distributed.initialize(address, num_processes, process, **timeouts)
-
 mesh = jax.make_mesh((jax.device_count(),), ("records",))
 by_records = NamedSharding(mesh, PartitionSpec("records"))
 source = loading.MemoryMapped((folder / "features.npy", folder / "targets.npy"))

@@ -28,6 +28,7 @@ ESTIMATORS = {
     "median-19": MedianOfMeans(Clipping(0.8), 19),  # devices of several groups
     "trimmed": TrimmedMean(0.1, -1.0, 1.0),
 }
+WHOLE, ROWS = P(), P("records")
 
 
 def mesh_of(count, kind=AxisType.Auto):
@@ -50,9 +51,6 @@ def explicit(function, mesh):
     typed = jax.make_mesh((mesh.size,), ("records",), devices=mesh.devices.ravel())
     run = jax.jit(function)
     return lambda whole, rows: run(whole, dealt(rows, typed))
-
-
-WHOLE, ROWS = P(), P("records")
 
 
 def mapped(function, mesh, outputs=WHOLE, inputs=(WHOLE, ROWS), **options):
@@ -108,15 +106,20 @@ def assert_close(result, expected, atol=3e-6):
 
 
 assert_equal = partial(assert_close, atol=0)
+# Every estimator in one setting: `test_neighbors` has every setting.
+PAIRS = [(auto, name) for name in ESTIMATORS] + [(manual, "median-19")]
+USES = [("loops", "dense"), ("loops", "recurrent"), ("rules", "of the matrix")]
+USES += [("branches", name) for name in ("chosen", "in a loop", "of rows")]
+WIDE = {"w": normal(13, 6, 512) / 10, "v": normal(14, 512)}
+MODEL = {"w": P(None, "model"), "v": P("model")}
+MEANS = [(name, AxisType.Auto) for name in ("Clipping", "median-3", "trimmed")]
+GAUSSIAN = partial(mechanisms.gaussian, stddev=1.0)
+SMOOTH = partial(mechanisms.laplace_log_normal, scale=1.0, sigma=0.4)
 
 
 @functools.cache
 def mean_of_one_device(name):
     return jax.jit(robust_grad(loss_fn, ESTIMATORS[name]))(PARAMS, BATCH)
-
-
-# Every estimator in one setting: `test_neighbors` has every setting.
-PAIRS = [(auto, name) for name in ESTIMATORS] + [(manual, "median-19")]
 
 
 @pytest.mark.parametrize(("setting", "name"), PAIRS)
@@ -159,16 +162,14 @@ def test_nothing_with_as_many_rows_travels(name):
 def test_what_travels_is_seen():
     rows = dealt(normal(17, N, 6), mesh_of(8))
     text = jax.jit(lambda x: jnp.sort(x, axis=0)).lower(rows).compile().as_text()
-    moved = collectives(text)
-    assert any(kind == "all-gather" and max(sizes(s)) >= 48 for kind, s in moved)
+    assert any(k == "all-gather" and max(sizes(s)) >= 48 for k, s in collectives(text))
 
 
 @pytest.mark.parametrize(
     ("setting", "places"), [(explicit, {}), (manual, {"outputs": (WHOLE, ROWS, ROWS)})]
 )
 def test_masks_divisors_values_and_aux(setting, places):
-    mask = jnp.arange(N) % 3 == 0
-    rows = (BATCH, mask)
+    rows = BATCH, jnp.arange(N) % 3 == 0
     options = {"normalize_by": 53, "return_values": True, "has_aux": True}
 
     def with_aux(params, example):
@@ -185,7 +186,7 @@ def test_masks_divisors_values_and_aux(setting, places):
     # Losses are up to 40, where numbers are 4e-6 apart.
     np.testing.assert_allclose(result[1], expected[1], rtol=5e-7)
     np.testing.assert_array_equal(result[2]["y"], BATCH["y"])
-    assert result[1].sharding.is_equivalent_to(dealt(mask, mesh_of(8)).sharding, 1)
+    assert result[1].sharding.is_equivalent_to(dealt(rows[1], mesh_of(8)).sharding, 1)
 
 
 def test_uneven_rows_are_padded():
@@ -213,10 +214,6 @@ def test_sums_are_exact_on_all_devices_together():
         for shift in (1, 3, 4):
             moved = jnp.roll(rows, shift * 64 * 10, axis=0)
             assert_equal(mean(dealt(moved, mesh)), first)
-
-
-USES = [("loops", "dense"), ("loops", "recurrent"), ("rules", "of the matrix")]
-USES += [("branches", name) for name in ("chosen", "in a loop", "of rows")]
 
 
 @pytest.mark.parametrize(("group", "name"), USES)
@@ -251,11 +248,7 @@ def test_noise_is_added_to_the_exact_mean(key):
     rows = np.float32(np.random.default_rng(0).integers(0, 2**18, (2**14, 300)))
     options = {"noise_multiplier": 1e-4, "key": key, "axis_name": "records"}
     transform = transforms.privatize(Winsorization(2.0**18), **options)
-
-    @jax.jit
-    def released(rows):
-        return transform.update(rows, transform.init(None))[0]
-
+    released = jax.jit(lambda rows: transform.update(rows, transform.init(None))[0])
     with jax.debug_key_reuse(False):
         releases = [released(dealt(rows, mesh_of(count))) for count in (1, 4)]
     np.testing.assert_array_equal(*releases)
@@ -338,8 +331,8 @@ def by_device(key, rows, axis_name=None):
 
 def test_noise_drawn_by_device_has_another_variance():
     # The classic mistake, where JAX is told to look away: eight draws are averaged.
-    rows, mesh, d = jnp.zeros((16, 20_000)), mesh_of(8), 20_000
-    stddev = 2 * Clipping(1.0).sensitivity(16, d).l2
+    rows, mesh = jnp.zeros((16, 20_000)), mesh_of(8)
+    stddev = 2 * Clipping(1.0).sensitivity(*rows.shape).l2
 
     def averaged(key, rows, axis_name=None):
         return jax.lax.pmean(by_device(key, rows, axis_name), axis_name)
@@ -356,10 +349,8 @@ def test_keys_that_do_not_vary_as_values_do_are_refused():
     def forgotten(key, rows, axis_name=None):
         return private_mean(key, rows)
 
-    for mean, message in (
-        (by_device, "key must be one that varies over the mesh"),
-        (forgotten, "Or give axis_name: these axes"),
-    ):
+    rule = "key must be one that varies over the mesh"
+    for mean, message in ((by_device, rule), (forgotten, "Or give axis_name: these")):
         with pytest.raises(ValueError, match=message):
             manual(mean, mesh_of(8))(jax.random.key(4), jnp.zeros((N, 2)))
     for name in registry.names(registry.MECHANISMS) - {"discrete_gaussian"}:
@@ -368,7 +359,7 @@ def test_keys_that_do_not_vary_as_values_do_are_refused():
             return jnp.atleast_1d(registry.MECHANISMS[name](key, x))
 
         run = mapped(mechanism, mesh_of(8), ROWS)
-        with pytest.raises(ValueError, match="key must be one that varies"):
+        with pytest.raises(ValueError, match=rule):
             run(jax.random.key(5), jnp.zeros(8))
 
 
@@ -397,10 +388,9 @@ def test_order_statistics_are_those_of_one_device_in_every_bit(setting, fraction
         both = estimator.with_smooth_sensitivity(rows, 0.1, axis_name=axis_name)
         return estimator(rows, axis_name=axis_name), both
 
-    rows = np.array(jax.random.t(jax.random.key(8), 2.0, (N, 3, 4)))
+    rows = np.array(jax.random.t(jax.random.key(8), 2.0, (N, 3, 4)), np.float32)
     rows[:, 0] = np.round(rows[:, 0])
     rows[[0, 30, 79], 1, 1] = [np.nan, np.inf, -np.inf]
-    rows = np.float32(rows)
     assert_equal(setting(run, mesh_of(8))(0.0, rows), jax.jit(run)(0.0, rows))
 
 
@@ -423,9 +413,8 @@ def test_derivatives_over_devices_are_those_of_one():
     def sensitivity(rows, axis_name=None):
         return (estimator.smooth_sensitivity(rows, 0.1, axis_name=axis_name) ** 2).sum()
 
-    expected = jax.grad(sensitivity)(rows)
-    split = jax.jit(jax.grad(partial(sensitivity, axis_name="records")))
-    assert_close(split(dealt(rows, mesh_of(8))), expected, 1e-5)
+    run = jax.jit(jax.grad(partial(sensitivity, axis_name="records")))
+    assert_close(run(split), jax.grad(sensitivity)(rows), 1e-5)
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
@@ -453,15 +442,8 @@ def test_correlated_noise(name):
         np.testing.assert_allclose(spread, alone, rtol=1e-5, atol=1e-6)
 
 
-WIDE = {"w": normal(13, 6, 512) / 10, "v": normal(14, 512)}
-MODEL = {"w": P(None, "model"), "v": P("model")}
-
-
 def over_model(tree, mesh):
     return {name: dealt(x, mesh, MODEL[name]) for name, x in tree.items()}
-
-
-MEANS = [(name, AxisType.Auto) for name in ("Clipping", "median-3", "trimmed")]
 
 
 @pytest.mark.parametrize(("name", "kind"), [*MEANS, ("Clipping", AxisType.Explicit)])
@@ -481,10 +463,6 @@ def test_rows_and_parameters_over_two_axes(name, kind):
     assert max(max(sizes(s)) for _, s in moved) <= 6 * 256 * groups
 
 
-GAUSSIAN = partial(mechanisms.gaussian, stddev=1.0)
-SMOOTH = partial(mechanisms.laplace_log_normal, scale=1.0, sigma=0.4)
-
-
 @pytest.mark.parametrize(
     ("add", "kind"),
     [(GAUSSIAN, AxisType.Auto), *((x, AxisType.Explicit) for x in (GAUSSIAN, SMOOTH))],
@@ -495,11 +473,11 @@ def test_noise_is_made_where_it_is_added(add, kind):
     split = over_model(value, mesh)
     expected = jax.jit(add)(jax.random.key(15), value)
     assert_equal(add(jax.random.key(15), split), expected)
-    noisy = add(dealt(jax.random.key(15), mesh, P()), split)
+    key = dealt(jax.random.key(15), mesh, P())
+    noisy = add(key, split)
     assert_equal(noisy, expected)
     for leaf, x in noisy.items():
         assert x.sharding.is_equivalent_to(split[leaf].sharding, x.ndim)
-    key = dealt(jax.random.key(15), mesh, P())
     text = jax.jit(add).lower(key, split).compile().as_text()
     assert not collectives(text)
     # Drawn alone: no device makes the whole.

@@ -19,12 +19,11 @@ from dpjax.transforms import accumulate, aggregate, dp_sgd, privatize
 from tests import registry
 from tests.nightly.sharding.test_means import mapped, mesh_of, normal
 
-N, DEVICES = 16, 4
+N, DEVICES, SIZE = 16, 4, 16
 if jax.device_count() < DEVICES:  # meshes stand below
     reason = "needs 4 devices: XLA_FLAGS=--xla_force_host_platform_device_count=8"
     pytest.skip(reason, allow_module_level=True)
 PARAMS = {"w": jnp.zeros((3, 4)), "b": jnp.zeros(4)}
-SIZE = 16
 BATCH = {"x": normal(0, N, 3), "y": normal(1, N, 4)}
 LAYOUT = by_user(BATCH, jnp.arange(N), num_users=N, records_per_user=1)
 CLIPPING, WINSORIZATION = estimators.Clipping(1.0), estimators.Winsorization(0.5)
@@ -37,8 +36,7 @@ def loss_fn(params, example):
     return (example["x"] @ params["w"] + params["b"]) @ example["y"]
 
 
-def stream(params, batch):
-    return streamed_grad(loss_fn)(params, batch)
+stream = streamed_grad(loss_fn)
 
 
 def mean_of(make_grads, estimator, n=N):
@@ -106,13 +104,11 @@ NOISY = {
         CLIPPING,
     ),
 }
+MESH = mesh_of(DEVICES)
 
 
 def run_all(functions, params, batch, axis_name=None):
     return {name: f(params, batch, axis_name) for name, (f, _) in functions.items()}
-
-
-MESH = mesh_of(DEVICES)
 
 
 def jitted(kind, axis_name):
@@ -280,8 +276,6 @@ REFUSED |= {
     name: (grad_of_loss(f), f"loss_fn must be the loss of one example.*{name}")
     for name, f in COLLECTIVES.items()
 }
-
-
 ALL_THREE = ["shard_map", "shard_map, unchecked", "pmap"]
 MIXED = [*product(REFUSED, ALL_THREE), ("derivative", "shard_map")]
 REFUSED["derivative"] = grad_of_loss(by_constant), "closes over and that is the same"

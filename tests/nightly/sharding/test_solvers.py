@@ -66,6 +66,8 @@ RUNS = {
     "trimmed mean": lambda x, y: solvers.dp_mean(x, estimator=TRIMMED, **budget()),
     "net": l1_regression,
 }
+MESHES = {"candidates": (8,), "records": (8,), "both": (4, 2)}
+BATCHINGS = Full(), Disjoint(), Poisson(40.0), WithoutReplacement(30)
 
 
 @cache
@@ -108,9 +110,6 @@ def test_uneven_disjoint_batches_and_order_statistics_are_refused():
             run(*dealt((X, Y)))
 
 
-MESHES = {"candidates": (8,), "records": (8,), "both": (4, 2)}
-
-
 @pytest.mark.parametrize("what", MESHES)
 def test_candidates_of_l1_regression_may_be_dealt_out(what):
     axes = ("records", "candidates") if what == "both" else (what,)
@@ -133,9 +132,6 @@ def test_coordinates_of_frank_wolfe_may_be_dealt_out():
         return solvers.dp_frank_wolfe(losses.squared, start, (x, Y), **options)
 
     check_same(solve(*split), solve(X, jnp.zeros(D)))
-
-
-BATCHINGS = Full(), Disjoint(), Poisson(40.0), WithoutReplacement(30)
 
 
 @pytest.mark.parametrize("batching", BATCHINGS, ids=lambda x: type(x).__name__)

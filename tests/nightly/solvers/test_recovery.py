@@ -68,7 +68,6 @@ def test_figure_1b_at_its_largest_sample():
     )
     assert 0.01 < papers < 0.4
     assert default < papers / 3
-
     problem = regression(90_000, 200, params_fn=three_large)
     zero = jnp.zeros(200)
     solution = solve(solvers.dp_frank_wolfe, zero, 8)

@@ -63,6 +63,15 @@ def saturating(curvature, middle):
 
 
 LOSSES = [logistic(), smoothed_hinge(20.0), huber(20.0, 0.3), saturating(1.0, -0.5)]
+ANGLES = [math.pi, math.pi / 2, math.pi / 2 + 0.02, 0.3]
+# Places in the lists of losses, strengths and angles; and whether it is printed.
+FEW = [(0, 0, 0, False), (1, 1, 1, False), (2, 2, 2, False), (3, 0, 3, False)]
+FEW += [(0, 1, 0, True), (1, 0, 1, True)]
+SEARCHES = [(1, 12, 3, 0)]
+SEARCHES += [
+    pytest.param(seed, 300, 60, 0.9, marks=pytest.mark.quick(0))
+    for seed in (10, 11, 12)
+]
 
 
 class Attack(NamedTuple):
@@ -240,12 +249,6 @@ def search(is_printed, seed, num_cases, num_climbs):
     return attack.ratio(is_printed, num_points=801)
 
 
-ANGLES = [math.pi, math.pi / 2, math.pi / 2 + 0.02, 0.3]
-# Places in the lists of losses, strengths and angles; and whether it is printed.
-FEW = [(0, 0, 0, False), (1, 1, 1, False), (2, 2, 2, False), (3, 0, 3, False)]
-FEW += [(0, 1, 0, True), (1, 0, 1, True)]
-
-
 @pytest.mark.parametrize(
     ("loss", "strength", "angle", "is_printed"),
     [
@@ -271,13 +274,6 @@ def test_back_to_back_records_spend_all_that_is_stated():
         0.5, 1e-4, num_samples=50, regularization=1e4, **attack.loss.bounds
     )
     assert attack.measured(50 * 1e4, 0.9 * noise.stddev, 401) > 0.5 * 1.05
-
-
-SEARCHES = [(1, 12, 3, 0)]
-SEARCHES += [
-    pytest.param(seed, 300, 60, 0.9, marks=pytest.mark.quick(0))
-    for seed in (10, 11, 12)
-]
 
 
 @pytest.mark.parametrize("is_printed", [False, True])

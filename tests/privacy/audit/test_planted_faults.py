@@ -29,6 +29,9 @@ from dpjax.solvers.statistics._moments import noisy_second_moments
 from dpjax.solvers.statistics._noisy_quantile import noisy_quantile
 
 EPSILON, DELTA = 4.0, 1e-5  # of `gaussian_claim`
+gaussian_case = partial(Case, is_gaussian=True)
+ROOTS_EPSILON = 1.0
+OBJECTIVE = {"num_samples": 1, "regularization": 1.0, "curvature_bound": 0.25}
 
 
 class Fault(NamedTuple):
@@ -41,9 +44,6 @@ class Fault(NamedTuple):
 def cost(excess):
     multiplier, _ = gaussian_claim()
     return gaussian_epsilon(multiplier, DELTA, sensitivity=excess)
-
-
-gaussian_case = partial(Case, is_gaussian=True)
 
 
 def turned(values):
@@ -207,10 +207,6 @@ def paper_003_group_size(is_planted):
 
     samples = [1.0] * 30 + [-1.0] * 30 + [1.0]
     return gaussian_case(release, *turned(samples), privacy)
-
-
-ROOTS_EPSILON = 1.0
-OBJECTIVE = {"num_samples": 1, "regularization": 1.0, "curvature_bound": 0.25}
 
 
 def roots():

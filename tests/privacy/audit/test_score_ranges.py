@@ -18,7 +18,6 @@ from dpjax.constraints import L1Ball, Polytope, Simplex
 
 TINY = float(np.finfo(np.float32).tiny)
 FLOOR = 2.0**26 * TINY  # what a mechanism adds to the range
-
 scores_of = jax.jit(lambda constraint, gradient: constraint.vertex_scores(gradient))
 
 

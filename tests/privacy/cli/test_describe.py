@@ -26,15 +26,12 @@ from tests.unit.cli.command import done, invoke, refusals, refused, sheet
 from tests.unit.test_statement import fits
 
 pytestmark = pytest.mark.usefixtures("compiled_quickly")
-
 DESCRIBED = """\
 columns.x = {center = 0, scale = 1, limit = 2}
 columns.job = {categories = ["cook", "smith"]}
 columns.y = {}
 exposure = {column = "years", max = 1}
 """
-
-
 here = conftest.here
 
 
@@ -245,8 +242,6 @@ FILES = {
     "folder": in_folder,
     "sheet.xlsx": written(sheet([["x", "y"], [2, "a"], [], ["0.5", None], [7, "b"]])),
 }
-
-
 PLAIN = Settings(source="x", epsilon=1.0).text_format
 
 

@@ -22,6 +22,7 @@ SCALED = {
     "clipping": estimators.Clipping(2.0),
     "normalization": estimators.Normalization(0.1),
 }
+ROUNDOFF = 2.0**-24
 
 
 def check_moves(mean, rows, others, least):
@@ -93,9 +94,6 @@ def test_no_neighbor_moves_mean_and_counts_beyond_the_sensitivity(name):
         traced = jax.jit(lambda x, r=relation: x.sensitivity(N, 5, r))(counting)
         stated = counting.sensitivity(N, 5, relation)
         np.testing.assert_allclose(traced, stated, rtol=1e-6)
-
-
-ROUNDOFF = 2.0**-24
 
 
 def random_tree_sum(terms, rng):

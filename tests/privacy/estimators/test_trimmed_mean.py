@@ -9,6 +9,7 @@ BOUNDS = ["fast", "exact"]
 REPLACEMENTS = np.array(
     [0, 1, -1, 0.3, 1e9, -1e9, 1e38, np.nan, np.inf, -np.inf, 1e-40], np.float32
 )
+SIZES = [(3, 0.3), (4, 0.3), (5, 0.45), (11, 0.25), (40, 0.1), (200, 0.2)]
 
 
 def neighbours(num_samples, seed):
@@ -40,9 +41,6 @@ def printed_sensitivity(x, estimator, smoothness):
     spread = np.ptp(np.clip(np.nan_to_num(x.astype(np.float64), nan=0), -1e30, 1e30), 0)
     width = estimator.upper - estimator.lower
     return np.maximum(spread / (len(x) - 2 * m), np.exp(-m * smoothness) * width)
-
-
-SIZES = [(3, 0.3), (4, 0.3), (5, 0.45), (11, 0.25), (40, 0.1), (200, 0.2)]
 
 
 def fuzz_of_size(bound, seed):

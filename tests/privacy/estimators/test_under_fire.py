@@ -40,6 +40,9 @@ ESTIMATORS = {
     "smoothed-9": SmoothedTruncation(1e30, 9.21),
     "smoothed-most-beta": SmoothedTruncation(1e-18, 1e6),
 }
+MILLION = 1_000_000
+HALF = 2**19  # the spacing of a float32 sum of ones doubles there, to 1/16
+ABOVE_ONE = np.nextafter(np.float32(1), np.float32(2))
 
 
 def as_tree(rows, dtypes=DTYPES):
@@ -81,11 +84,6 @@ def test_one_record_alone_is_within_the_limit(name):
     with jax.enable_x64(True):
         values = np.append(VALUES.astype(np.float64), WIDE_VALUES)
         assert 0.999 <= largest_share(estimator, WIDE_DTYPES, values) <= most
-
-
-MILLION = 1_000_000
-HALF = 2**19  # the spacing of a float32 sum of ones doubles there, to 1/16
-ABOVE_ONE = np.nextafter(np.float32(1), np.float32(2))
 
 
 def drift(every):

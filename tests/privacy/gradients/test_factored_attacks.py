@@ -113,6 +113,8 @@ SETTINGS += [("loop", SINGLE, 3, 4096), ("kernel", SINGLE, 40, 64)]
 BOUNDED = CLIPPING, SMOOTHED, SmoothedClipping(1.0), Truncation(0.5)
 MORE = [(x, *setting) for x in BOUNDED for setting in SETTINGS]
 MORE = [pytest.param(*x, marks=pytest.mark.quick(0)) for x in MORE if x not in CASES]
+SIZES_OF_X = (0, -126, -100, -63, -20, 0, 20, 60, 64, 100, 126)
+SIZES_OF_Y = (0, -126, -70, -40, 0, 40, 63, 80, 126, 127)
 
 
 @pytest.mark.parametrize(
@@ -151,10 +153,6 @@ def test_no_record_moves_the_mean_too_far(
         (row,) = dpjax.gradients.check_model(loss_of(model), params, batch).rows
         assert row.way == "matrix product"
         assert farthest > 0.9 or estimator != CLIPPING
-
-
-SIZES_OF_X = (0, -126, -100, -63, -20, 0, 20, 60, 64, 100, 126)
-SIZES_OF_Y = (0, -126, -70, -40, 0, 40, 63, 80, 126, 127)
 
 
 @pytest.mark.parametrize("n", [1, 3])  # one alone is another program

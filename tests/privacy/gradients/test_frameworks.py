@@ -23,10 +23,11 @@ TOKENS = jnp.asarray(RNG.integers(0, 100, (N, LENGTH)), jnp.int8)
 FEATURES = jax.random.normal(jax.random.key(0), (12, 3))
 BATCH = FEATURES, FEATURES.sum(axis=1)
 MASK = jnp.arange(12) >= 9
-
-
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 their_promotion = test_check_model.their_promotion
+# How the two parameters of layers go: bias, kernel. `mix` is of five tokens.
+WAYS = {"mix": ["written out"] * 2, "hidden": ["outer product", "written out"]}
+WAYS |= {"out": WAYS["hidden"], "embed": ["table rows"]}
 
 
 def linen_text():
@@ -94,11 +95,6 @@ def equinox_text():
         return model["out"](model["dropout"](x, key=key))
 
     return params, apply
-
-
-# How the two parameters of layers go: bias, kernel. `mix` is of five tokens.
-WAYS = {"mix": ["written out"] * 2, "hidden": ["outer product", "written out"]}
-WAYS |= {"out": WAYS["hidden"], "embed": ["table rows"]}
 
 
 @pytest.mark.parametrize("make", [linen_text, nnx_text, equinox_text])
@@ -243,7 +239,6 @@ def test_linens_train_state_takes_a_stream_with_its_mask():
 
 def test_nnx_optimizer_takes_a_stream_in_a_variable():
     nnx = pytest.importorskip("flax.nnx", reason="needs flax")
-
     model = nnx.Sequential(nnx.Linear(3, 4, rngs=nnx.Rngs(0)), nnx.tanh)
     graph, params, rest = nnx.split(model, nnx.Param, ...)
 

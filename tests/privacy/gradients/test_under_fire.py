@@ -131,7 +131,6 @@ def test_gradients_that_cancel_stay_within_their_bounds(model, dtype, plan):
     rng, longest = np.random.default_rng(0), 0.0
     for _ in range(12):
         first, second, common = (record(rng, shapes, cancel, dtype) for _ in range(3))
-
         # Alone among records that have no gradient. Clipping's norm may err by 2^-13.
         batch = [np.zeros((N, *x.shape), x.dtype) for x in first]
         for leaf, x in zip(batch, first, strict=True):
@@ -141,7 +140,6 @@ def test_gradients_that_cancel_stay_within_their_bounds(model, dtype, plan):
         longest = max(longest, *norms)
         assert longest <= 1 + 2**-13 + 2**-20
         assert np.abs(share["truncation"]).max() <= 1 + 2**-20
-
         # One for another, among copies of a third.
         batch = [np.repeat(x[None], N, axis=0) for x in common]
         ends = []

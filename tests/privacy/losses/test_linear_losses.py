@@ -74,6 +74,8 @@ cases = pytest.mark.parametrize("name", CASES)
 LOSSES = {name: loss for name, (loss, *_) in CASES.items()}
 ALL = LOSSES | {"softmax": losses.softmax(4)}
 SMOOTH = ["squared", "logistic", "poisson", "gamma", "tweedie", "wide"]
+FINITE = [0, 1, -1, 0.5, 1e-45, -1e-45, 1e3, 1e18, -1e18, 3e38, -3e38]
+WILD = np.array([*FINITE, np.inf, -np.inf, np.nan], np.float32)
 
 
 def draw(name, num=400, spread=4.0):
@@ -223,10 +225,6 @@ def test_bounds_of_softmax_outlive_a_search(num_classes):
     assert 0.999 <= norms.max() / loss.derivative_bound <= 1 + 1e-12
     assert 0.999 <= eigenvalues.max() / loss.curvature_bound <= 1 + 1e-12
     assert eigenvalues.min() >= -1e-12
-
-
-FINITE = [0, 1, -1, 0.5, 1e-45, -1e-45, 1e3, 1e18, -1e18, 3e38, -3e38]
-WILD = np.array([*FINITE, np.inf, -np.inf, np.nan], np.float32)
 
 
 @pytest.mark.parametrize("name", ALL)

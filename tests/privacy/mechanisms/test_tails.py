@@ -84,6 +84,11 @@ NOISES = {
     "peeling": Noise(of_peeling, *NORMAL, num_draws=2**20),
     "peeling_laplace": Noise(of_peeling_laplace, *LAPLACE, num_draws=2**20),
 }
+# Tail probabilities (q + 1/2) 2^-64 from 2^-65 to nearly 1/2: q is 31 bits of the first
+# word, above one bit for the half of the law, and 32 of the second.
+Q = [0, 1, 2**32 - 1, 2**32, 2**40 - 1, 2**40, 2**63 - 1]
+Q += [int(2.0**x) for x in np.linspace(0, 62.999, 2000)]
+PROBS = ((np.array(Q, object) + 0.5) * 2.0**-64).astype(np.float64)
 
 
 @pytest.mark.quick(3)
@@ -120,13 +125,6 @@ def test_tails_have_their_mass_and_no_value_repeats_beyond_chance(name, key):
 def num_pairs(draws):
     _, counts = np.unique(draws, return_counts=True)
     return int((counts * (counts - 1) // 2).sum())
-
-
-# Tail probabilities (q + 1/2) 2^-64 from 2^-65 to nearly 1/2: q is 31 bits of the first
-# word, above one bit for the half of the law, and 32 of the second.
-Q = [0, 1, 2**32 - 1, 2**32, 2**40 - 1, 2**40, 2**63 - 1]
-Q += [int(2.0**x) for x in np.linspace(0, 62.999, 2000)]
-PROBS = ((np.array(Q, object) + 0.5) * 2.0**-64).astype(np.float64)
 
 
 @pytest.fixture

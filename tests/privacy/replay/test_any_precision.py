@@ -18,6 +18,7 @@ NEIGHBOURS = {
     "NaN": (np.nan, -np.inf),
     "mixed": (np.resize([1e154, -1e19, 6e4, np.inf], test_solvers.D), 1e-310),
 }
+NOISY = sorted(set(registry.OF_SAMPLES) - {"aggregate"})
 
 
 @pytest.fixture(autouse=True)
@@ -58,9 +59,6 @@ def test_solvers_in_any_precision(hooks, name, dtype):
         jax.eval_shape(lambda: release(data, jax.random.key(7), 0, "float32"))
     assert len({str(solution.privacy) for solution in solutions}) == 1
     assert all(solution.privacy == solutions[0].privacy for solution in solutions)
-
-
-NOISY = sorted(set(registry.OF_SAMPLES) - {"aggregate"})
 
 
 @pytest.mark.quick(2)

@@ -50,17 +50,15 @@ HOSTILE = [
     *('0,"",NaT,"-1.509.000,5 EUR"', "0,1.5,\udce9,NA"),
     *("2020-02-30,29.02.2021,cook,1", "9999-12-31T25,31.12.99999,cook,1", "0,1.1.0,,1"),
 ]
+WATCHES = []
+# The callback of all commands, so that they share programs: the last one's own.
+watch = lambda step, params: WATCHES[-1](step, params)  # noqa: E731
 
 
 def plain():
     x = [((7 * i) % NUM) / 10 - 3 for i in range(NUM)]
     jobs = ["cook", "smith"]
     return [f"{i % 20},{x[i]},{jobs[i % 2]},{i % 3 + 0.5}" for i in range(NUM)]
-
-
-WATCHES = []
-# The callback of all commands, so that they share programs: the last one's own.
-watch = lambda step, params: WATCHES[-1](step, params)  # noqa: E731
 
 
 def watched(*, callback, **options):

@@ -33,6 +33,8 @@ NEIGHBOURS = {
     "tiny": (1e-38, -1e-45),
     "target": (None, np.nan),
 }
+TICKS = []
+CLIPPING = estimators.Clipping(1.0)
 
 
 def neighbour(data, row, target):
@@ -60,15 +62,9 @@ def linear(loss="squared", weight=None, solve=solvers.dp_linear_model, **options
     return release
 
 
-TICKS = []
-
-
 def tick(step, params):
     """A callback: one for all runs, so that they share a program."""
     TICKS.append(_replay.seen((step, params)))
-
-
-CLIPPING = estimators.Clipping(1.0)
 
 
 def descent(estimator=CLIPPING, **options):
@@ -279,6 +275,10 @@ KNOWN = {
 ONE_PASS = [name for name in KNOWN if name not in ("huber in scales", "softmax")]
 CLIPPED = ["squared", "gamma"]  # gradients of the loss's value, whatever it is
 ODD = np.array([0.0, -1.0, -1e-3, -1e3, -1e308, 1e3, 1e308, np.nan, np.inf, -np.inf])
+SCO = {"epsilon": 9.0, "delta": 1e-5, "moment_bound": 9.0, "diameter": 4.0}
+STEPS = {"learning_rate": 0.1, "num_steps": 3, "estimator": CLIPPING}
+BUDGET = {"epsilon": 1.0, "delta": 1e-5}
+CURVES = {"smooth": (1,), "intercept": 0, "epsilon": 9_000.0, "delta": 1e-5}
 
 
 def odd_table(num_samples, first):
@@ -291,12 +291,6 @@ def odd_table(num_samples, first):
     features[: num_samples // 2] = 0.5
     features[0], targets[0] = first
     return features, targets
-
-
-SCO = {"epsilon": 9.0, "delta": 1e-5, "moment_bound": 9.0, "diameter": 4.0}
-STEPS = {"learning_rate": 0.1, "num_steps": 3, "estimator": CLIPPING}
-BUDGET = {"epsilon": 1.0, "delta": 1e-5}
-CURVES = {"smooth": (1,), "intercept": 0, "epsilon": 9_000.0, "delta": 1e-5}
 
 
 def of_start(solve, **options):

@@ -16,6 +16,11 @@ from tests.unit.solvers.test_l1_regression import problem, scores_of, solve
 
 WILD = [math.nan, math.inf, -math.inf, 1e38, -1e38, 1e-45, 1e-38, 0.0, -0.0, 0.3]
 FALSE_ALARM = 1e-6
+SOLVERS = {"needed": dp_l1_regression, "printed": printed.l1_regression}
+LAWS = {  # probability of the candidate that has a higher score by `gap`
+    "needed": lambda gap, epsilon: scipy.stats.laplace.cdf(epsilon * gap / 2),
+    "printed": lambda gap, epsilon: scipy.special.expit(epsilon * gap),
+}
 
 
 def test_the_logarithm_is_as_good_as_the_proof_needs():
@@ -63,18 +68,9 @@ def two_candidates(num_first, num_records=41):
     return features, jnp.zeros(num_records), jnp.eye(2)
 
 
-SOLVERS = {"needed": dp_l1_regression, "printed": printed.l1_regression}
-
-
 def solve_two(num_first, name, **changes):
     features, targets, candidates = two_candidates(num_first)
     return solve(features, targets, SOLVERS[name], candidates=candidates, **changes)
-
-
-LAWS = {  # probability of the candidate that has a higher score by `gap`
-    "needed": lambda gap, epsilon: scipy.stats.laplace.cdf(epsilon * gap / 2),
-    "printed": lambda gap, epsilon: scipy.special.expit(epsilon * gap),
-}
 
 
 def law_of_two(num_first, name, epsilon):
@@ -166,7 +162,6 @@ def test_the_excess_risk_is_below_its_bound(order, key):
     noise = jax.random.normal(keys[1], (50, 1000))
     candidates = grid_net(Box(-2.0, 2.0), 2, radius=0.5)
     best = candidates[jnp.linalg.norm(candidates, axis=1).argmin()]
-
     options = {"candidates": candidates, "moment_order": order, "truncation": None}
     options["residual_moment_bound"] = 9 ** (order / 2)
 

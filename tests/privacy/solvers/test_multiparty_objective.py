@@ -102,7 +102,6 @@ def test_the_minimiser_carries_the_noise_that_was_calibrated(max_colluding):
     noise = np.asarray(solution.params) * 100 * stats["regularization"]
     stddev = stats["stddev"] * np.sqrt(2 / (2 - max_colluding))
     assert scipy.stats.kstest(noise / stddev, "norm").pvalue > FALSE_ALARM
-
     squares = scipy.stats.chi2(noise.size)
     for factor in (1, 2 / 3, 3 / 2):
         total = np.sum((noise / stddev / factor) ** 2)
@@ -169,8 +168,6 @@ test_no_party_may_drop_out = refused(
     (lambda x: SecureSum(x, max_dropouts=1), "secure_sum"),
     (lambda x: x, "secure_sum"),
 )
-
-
 STEEPER = losses.MarginLoss(lambda z: -2 * jax.nn.sigmoid(-z), 1.0, 0.25, True)
 
 

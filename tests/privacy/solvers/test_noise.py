@@ -33,7 +33,6 @@ def descent(batching, size):
     estimator, sampled = Winsorization(1.0), batching.is_sampled
     bound = estimator.sampled_sensitivity if sampled else estimator.sensitivity
     stddev = multiplier * bound(size, 5, rounded=False).l2
-
     options = {"estimator": estimator, "learning_rate": RATE, "num_steps": T}
     options |= {"batching": batching} | BUDGET
 
@@ -152,8 +151,6 @@ DATA = {
     "one record": (NORMAL[:1], SIGNS[:1]),
     "more features than records": (RNG.normal(size=(5, 30)), SIGNS[:5]),
 }
-
-
 # Every data set with one loss and budget, and every loss on data with many slopes.
 CASES = [(name, "logistic", 0.1, 0.01) for name in DATA]
 CASES += [("wild", loss, 10.0, 0.0) for loss in LOSSES]

@@ -22,14 +22,12 @@ LOSSES = {
     "log link": losses.log_link(1.2),
     "smoothed hinge": losses.MarginLoss.smoothed_hinge(),
 }
+sizes = st.sampled_from([0.0, 1e-200, 1e-30, 1e-3, 1.0, 30.0, 1e8, 1e30, 1e200, np.inf])
 
 
 @partial(jax.jit, static_argnums=0)
 def mean_of_iterates(loss, rows, centre, radius, clipped, rate):
     return _one_pass(loss, rows, centre, jnp.zeros_like(centre), radius, clipped, rate)
-
-
-sizes = st.sampled_from([0.0, 1e-200, 1e-30, 1e-3, 1.0, 30.0, 1e8, 1e30, 1e200, np.inf])
 
 
 @pytest.mark.parametrize("name", LOSSES)

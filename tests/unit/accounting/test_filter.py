@@ -16,6 +16,10 @@ from dpjax.accounting._sampled_gaussian import poisson_capacity
 from dpjax.accounting._selection import selection_event
 from dpjax.accounting._subsampling import gaussian_event
 
+# Randomised response of an epsilon that leaks its bit with a probability, in units of
+# the limit: (epsilon, delta).
+STEPS = [(0.0, 0.0), (0.2, 0.0), (0.5, 0.0), (0.1, 0.1), (0.05, 0.4)]
+
 
 def guarantee(epsilon=1.0, delta=0.0, event=None, **options):
     event = event or dpa.UnsupportedDpEvent()
@@ -138,11 +142,6 @@ def test_disjoint_parts_cost_the_maximum():
     spent = table.spend(small, large).spend(unknown)
     assert spent.total.divergence >= table.price(large).divergence
     assert spent.left.delta == pytest.approx(5e-6 - 1e-7)
-
-
-# Randomised response of an epsilon that leaks its bit with a probability, in units of
-# the limit: (epsilon, delta).
-STEPS = [(0.0, 0.0), (0.2, 0.0), (0.5, 0.0), (0.1, 0.1), (0.05, 0.4)]
 
 
 def laws(epsilon, delta):

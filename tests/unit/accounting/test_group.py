@@ -77,6 +77,7 @@ def test_what_protects_nobody_protects_no_group():
 # -- Groups in Poisson batches ---------------------------------------------------------
 RELATIONS = (REPLACE_ONE, ADD_OR_REMOVE_ONE)
 EPSILONS = (0.0, 0.3, 1.0, 3.0)
+BANDED = mechanisms.BandedToeplitz.square_root(9, 3)
 
 
 def bounds(shift, prob, size, relation):
@@ -172,9 +173,6 @@ def test_large_groups_and_other_releases_fall_back_to_full_batches():
     for options in ({"group_size": 10**6}, {"group_size": 2, "other_multiplier": 0.01}):
         sampled, full = (cost(1e6, **options, sampling_prob=x) for x in (0.5, 1.0))
         assert full <= sampled <= 1.01 * full
-
-
-BANDED = mechanisms.BandedToeplitz.square_root(9, 3)
 
 
 @pytest.mark.parametrize(

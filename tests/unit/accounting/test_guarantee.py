@@ -25,6 +25,7 @@ from dpjax.accounting._subsampling import gaussian_event
 
 EVENT = gaussian_event(3.7306)
 BLANKED = NeighboringRelation.REPLACE_SPECIAL
+RATES = np.r_[0.0, 1e-12, 1e-6, 1e-3, np.linspace(0.01, 0.99, 8), 1 - 1e-6, 1.0]
 
 
 def test_a_guarantee_is_an_immutable_value():
@@ -81,9 +82,6 @@ def test_a_description_names_what_one_record_changes_under_its_relation():
     assert of(relation=BLANKED, num_samples=77).description.startswith(words)
     words = "Blanking any one record, at a public number of them, changes the"
     assert of(relation=BLANKED).description.startswith(words)
-
-
-RATES = np.r_[0.0, 1e-12, 1e-6, 1e-3, np.linspace(0.01, 0.99, 8), 1 - 1e-6, 1.0]
 
 
 def densities(name):

@@ -15,6 +15,7 @@ from dpjax.accounting._smooth import smooth_gaussian_multiplier, smooth_noise_rh
 MECHANISMS = ["laplace_log_normal", "arsinh_normal"]
 each = pytest.mark.parametrize("mechanism", MECHANISMS)
 ORDERS = [1.1, 1.5, 2, 4, 8, 16, 32, 64]
+COSTS = [(0.05, 0.5, 0.5), (0.02, 0.2, 0.3), (0.2, 0.5, 1.0), (0.3, 0.05, 0.5)]
 
 
 def log_density(z, sigma, mechanism, reach):
@@ -47,9 +48,6 @@ def renyi_divergences(t, s, sigma, mechanism):
         sums = [scipy.special.logsumexp(a * p + (1 - a) * q + steps) for a in ORDERS]
         divergences.append(sums / (np.array(ORDERS) - 1))
     return np.max(divergences, axis=0)
-
-
-COSTS = [(0.05, 0.5, 0.5), (0.02, 0.2, 0.3), (0.2, 0.5, 1.0), (0.3, 0.05, 0.5)]
 
 
 @pytest.mark.quick(3)

@@ -28,6 +28,8 @@ POISSON = Sampling(num_steps=1000, sampling_prob=0.01)
 SHORT = Sampling(num_steps=50, sampling_prob=0.1)
 FIXED_SIZE = Sampling(num_steps=1000, num_samples=100_000, batch_size=1000)
 GRID = np.linspace(-16, 16, 40_001)
+SAMPLED = [POISSON, FIXED_SIZE, replace(POISSON, relation=ADD_OR_REMOVE_ONE)]
+BANDS = BandedToeplitz.square_root(40, 4)
 
 
 def mixture(prob, center):
@@ -107,9 +109,6 @@ def test_sampling_never_costs_more_than_full_batches(scheme):
         sampled = noise_multiplier_to_epsilon(multiplier, 1e-5, scheme)
         times = {"sensitivity": 1.0, "num_releases": 1000}
         assert sampled <= accounting.gaussian_epsilon(multiplier, 0.999e-5, **times)
-
-
-SAMPLED = [POISSON, FIXED_SIZE, replace(POISSON, relation=ADD_OR_REMOVE_ONE)]
 
 
 @pytest.mark.parametrize(
@@ -195,8 +194,6 @@ SIZES = {"num_samples": 5, "batch_size": 1}
 BANDED = {"strategy": BandedToeplitz.square_root(9, 4)}
 BUFFERED = {"strategy": BufferedToeplitz(9, (0.5,), (0.5,)), "sampling_prob": 0.5}
 CYCLIC = {"sampling_prob": 0.1, "min_separation": 4, "max_participations": 3}
-
-
 test_options_of_sampling_that_do_not_fit_are_named = refused(
     lambda options: Sampling(**{"num_steps": 9} | options),
     ({"batch_size": 5}, "num_samples"),
@@ -230,9 +227,6 @@ test_options_of_sampling_that_do_not_fit_are_named = refused(
 def test_an_event_is_of_these_steps_and_of_one_record(field):
     with pytest.raises(ValueError, match=f"^{next(iter(field))} must be"):
         gaussian_event(1.0, Sampling(9, **field))
-
-
-BANDS = BandedToeplitz.square_root(40, 4)
 
 
 def test_one_band_is_independent_noise():

@@ -44,7 +44,6 @@ def gaussian(key, value):
 RESPONSE = randomized_response(1.0)
 BITS = jnp.array(False), jnp.array(True)
 NUMBERS = jnp.zeros(()), jnp.ones(())
-
 # name: release, two data sets, delta, the true epsilon at delta
 KNOWN = {
     "response": (RESPONSE, *BITS, 0.0, 1.0),

@@ -31,6 +31,7 @@ CELLS = {
     "years": ["1", "0.5", "9", "", "-1"],
     "w": ["4", "1", "8", "2", "n/a"],
 }
+USES = "whose columns have one use each"
 
 
 def table(units=None):
@@ -85,9 +86,6 @@ def folder(here):
     write_table(CELLS)
     (here / "schema.toml").write_text(SCHEMA)
     return here
-
-
-USES = "whose columns have one use each"
 
 
 @pytest.mark.parametrize(

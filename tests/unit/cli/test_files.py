@@ -50,8 +50,6 @@ GOOD = {  # contents, and options that they need
     "a sheet": (sheet([["Sales"], HEAD, *IN_SHEET, ["Total"]]), IN_EXCEL),
     "dates": (text(DATED, [*HEAD, "start_date"]).encode(), ""),
 }
-
-
 ODD = {
     "a title": [["Sales", "of 2023"], [""], HEAD, *ROWS],
     "row names": [[f'"{i}"', *row] for i, row in enumerate(ROWS)],
@@ -74,6 +72,9 @@ ENDS = {
     "line breaks": "--quoted",
     "a sum": "--last-lines 3",
 }
+PROPOSED = ["euros", "line breaks", "dates", "percents", "a sheet"]
+READ = {name: (*case, PRICES) for name, case in GOOD.items()}
+READ["one row"] = text(ROWS[:1]).encode(), "", PRICES[:1]
 
 
 @pytest.mark.parametrize("kind", ODD)
@@ -101,9 +102,6 @@ def written(here, kind):
     name = "data.xlsx" if kind == "a sheet" else "data.csv"
     (here / name).write_bytes(READ[kind][0])
     return name
-
-
-PROPOSED = ["euros", "line breaks", "dates", "percents", "a sheet"]
 
 
 @pytest.mark.parametrize("name", PROPOSED)
@@ -156,10 +154,6 @@ def test_columns_of_many_categories_and_of_times_are_left_out_of_a_schema(here):
     assert content["target"] == {"column": "price", "scale": 100.0}
     (here / "data.csv").write_text(text(ROWS[:1]))
     done(invoke("schema", "data.csv", "--from-data"))
-
-
-READ = {name: (*case, PRICES) for name, case in GOOD.items()}
-READ["one row"] = text(ROWS[:1]).encode(), "", PRICES[:1]
 
 
 @pytest.mark.parametrize("kind", READ)

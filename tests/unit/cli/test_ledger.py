@@ -23,6 +23,8 @@ from dpjax.tables.cli._settings import Settings
 from dpjax.tables.cli._sources import Table
 from tests.unit.cli.command import done, invoke, read_report, refusals, refused
 
+SOURCE = Source("d.csv", 400, ("x", "y"))
+
 
 @pytest.fixture
 def folder(folder):
@@ -43,9 +45,6 @@ def entries():
 
 def gaussian(multiplier=5.0):
     return PrivacyGuarantee.of(1.0, 1e-6, dp_event=GaussianDpEvent(multiplier))
-
-
-SOURCE = Source("d.csv", 400, ("x", "y"))
 
 
 def charge_one(*parts, source=SOURCE, **options):

@@ -15,6 +15,11 @@ from dpjax.tables.cli._sources import Table
 from tests.unit.cli.command import done, invoke, refused, tree
 
 RELEASED = ["model.npz", "report.json"]
+FOLDERS = "a/ d/ link->d"
+APART = "--checkpoint must be apart from --output"
+NO_LINK = "--checkpoint must be a folder and no symbolic link"
+NO_RUN = "--checkpoint must be a folder of a run that was stopped"
+NO_OUTPUT = "--output must be a folder that can be written to, or made"
 
 
 def train(output, checkpoint, *options, data="data.csv", schema="schema.toml"):
@@ -40,13 +45,6 @@ def unread(folder, monkeypatch):
     """The working directory, where reading a record would crash."""
     monkeypatch.setattr("dpjax.tables.cli._train.read_private", None)
     return folder
-
-
-FOLDERS = "a/ d/ link->d"
-APART = "--checkpoint must be apart from --output"
-NO_LINK = "--checkpoint must be a folder and no symbolic link"
-NO_RUN = "--checkpoint must be a folder of a run that was stopped"
-NO_OUTPUT = "--output must be a folder that can be written to, or made"
 
 
 @pytest.mark.parametrize(

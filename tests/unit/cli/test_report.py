@@ -78,6 +78,9 @@ RUNS = {  # a command, and what is said of its run
         *("DP additive model", "knots, -3 to 3", "A column has a value of 0 at"),
     ),
 }
+OURS = "html head meta title style body h1 h2 p ul li table tr th td picture source img"
+BOTH = "RUN must be a folder that has either report.json of dpjax train, or des"
+OTHER = "RUN must be what dpjax train or describe has written, got 'linear/report"
 
 
 @pytest.fixture(scope="module")
@@ -108,9 +111,6 @@ def out(table, tmp_path, monkeypatch):
         return shutil.copytree(table / name, Path(name))
 
     return out
-
-
-OURS = "html head meta title style body h1 h2 p ul li table tr th td picture source img"
 
 
 def texts_of(page):
@@ -219,10 +219,6 @@ def test_text_of_strangers_is_escaped(out, kind):
 def changed(**changes):
     path = Path("linear", "report.json")
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-
-
-BOTH = "RUN must be a folder that has either report.json of dpjax train, or des"
-OTHER = "RUN must be what dpjax train or describe has written, got 'linear/report"
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,8 @@ from tests.unit.cli import command
 from tests.unit.cli.command import done, options, refusals, refused, run
 from tests.unit.test_statement import PRIVACY, fits
 
+CONTENTS = {"report.json": b"new", "model.npz": b"new"}
+
 
 def plan_of(data, **changes):
     settings = Settings(**{"source": "x", "epsilon": 8.0} | changes)
@@ -101,9 +103,6 @@ def test_the_system_key_is_fresh(generator, size):
     assert len(set(map(tuple, keys))) == 3
     assert all(len(key) == size for key in keys)
     assert all(any(word > 2**8 for word in key) for key in keys)
-
-
-CONTENTS = {"report.json": b"new", "model.npz": b"new"}
 
 
 @pytest.mark.parametrize("is_new", [True, False])

@@ -15,6 +15,9 @@ from dpjax.tables.cli._sources import Draw, Table, encode_table
 from dpjax.tables.cli._train import read_private
 from dpjax.tables.cli._units import name_of, units_of
 
+PEOPLE = [(f"p{i % 40}", 1.0 + i) for i in range(100)]
+NAMES = sorted({who for who, _ in PEOPLE})
+
 
 def table(people, size=3, names=None):
     """A table of one record for each entry: (who, value)."""
@@ -23,9 +26,6 @@ def table(people, size=3, names=None):
     schema = Schema({"x": Numeric(0, 1)}, Numeric(0, 1))
     plain = Table("t", columns, schema, "y", np.zeros(len(x), bool))
     return plain.by_unit(units_of("who", who, size, names))
-
-
-PEOPLE = [(f"p{i % 40}", 1.0 + i) for i in range(100)]
 
 
 def without(who, others=()):
@@ -46,9 +46,6 @@ def changed(first, second, holdout):
         differ = np.flatnonzero((one != other).any(axis=1))
         units += [*np.flatnonzero(chosen)[np.unique(differ // size)]]
     return units
-
-
-NAMES = sorted({who for who, _ in PEOPLE})
 
 
 @pytest.mark.parametrize("others", [[], [7.0], [1e38] * 3, ["nan", 5, 6, 7, 8, 9, 10]])

@@ -25,6 +25,8 @@ from tests.unit.refusals import refused
 
 pd = pytest.importorskip("pandas")
 ODD_CELLS = ["", "?", "abc", "nan", "inf", "-inf", "1e400", "1e300", "\x00", "1,5"]
+SIZES = {"adult": (32_561, 16_281, 105), "rand_hie": (16_190, 4_000, 29)}
+loaded = functools.cache(datasets.load)  # for tests that change nothing
 
 
 @pytest.mark.parametrize("dtype", [object, np.str_, np.dtypes.StringDType()])
@@ -94,8 +96,6 @@ test_bad_references_are_refused = refused(
     ((("a", "b"), "c"), r"reference must be one of two or more categories \(a, b\)"),
     ((("a",), "a"), "reference must be one of two or more"),
 )
-
-
 TWO, NUMBER = np.ones(2), {"x": Numeric()}
 test_bad_schemas_and_columns_are_refused = refused(
     lambda given: encode(*given),
@@ -106,8 +106,6 @@ test_bad_schemas_and_columns_are_refused = refused(
     (({"x": np.ones(2, complex)}, NUMBER), "column must be"),
     (({"x": np.ones(2, "M8[s]")}, {"x": Categorical(("a",))}), "column must be"),
 )
-
-
 ONES = [1, 1.0, True, "1", "1.0", "1.", "+1", "1.0e+00", " true ", "TRUE", b"1"]
 ONES += [np.float32(1)]
 
@@ -143,10 +141,6 @@ def test_codes_that_differ_are_different_categories():
     written = np.array(["1.5e+00", "2.500000000000000000e-01", "1.5"])
     cells = Categorical(("1.5", "0.25")).encode(written)
     assert cells.tolist() == [[1, 0], [0, 1], [1, 0]]
-
-
-SIZES = {"adult": (32_561, 16_281, 105), "rand_hie": (16_190, 4_000, 29)}
-loaded = functools.cache(datasets.load)  # for tests that change nothing
 
 
 @pytest.mark.parametrize("name", SIZES)
@@ -214,7 +208,6 @@ def test_short_rows_are_padded_and_long_ones_cut():
 # -- Laws and synthetic problems -------------------------------------------------------
 NUM_SAMPLES = 20_000
 FALSE_ALARM = 1e-4
-
 # Law, its oracle, and an oracle with a wrong parameter.
 LOG_NORMAL, ROOT = datasets.LogNormal(location=1.0, scale=1.0), 5**0.5
 CENTERED = [stats.lognorm(1, shift - math.exp(1.5), math.e) for shift in (0, 0.5)]
@@ -227,6 +220,9 @@ CASES = [
     (datasets.Pareto(1.5, 2.0), stats.pareto(1.5, scale=2), stats.pareto(1.8, scale=2)),
     (LOG_NORMAL.centered(), *CENTERED),
 ]
+models = pytest.mark.parametrize(
+    "model", [datasets.linear_model, datasets.logistic_model]
+)
 
 
 def check_law(law, oracle, wrong, key, names):
@@ -263,11 +259,6 @@ def test_laws_of_other_parameters_differ_and_infinite_means_are_not_removed():
         assert law.mean == pytest.approx(mean, nan_ok=True)
         with pytest.raises(ValueError, match="law must be"):
             law.centered()
-
-
-models = pytest.mark.parametrize(
-    "model", [datasets.linear_model, datasets.logistic_model]
-)
 
 
 @models

@@ -31,6 +31,7 @@ def normal(*shape):
 
 
 ROWS = normal(11, 3)  # of one shape: most tests share one program
+BAD_VALUES = [np.nan, np.inf, -np.inf, 1e38, -3.4e38, 3e19, 1e19, 1e-45, 1e-38, 0.0]
 
 
 def mean_in_groups(estimator, values):
@@ -129,9 +130,6 @@ def test_the_sum_is_divided_by_normalize_by(estimator):
     for estimate in [*by_each(22), *arrays]:
         np.testing.assert_allclose(estimate, mean * 11 / 22, rtol=1e-6, atol=1e-8)
     np.testing.assert_array_equal(estimator(ROWS, normalize_by=11), mean)
-
-
-BAD_VALUES = [np.nan, np.inf, -np.inf, 1e38, -3.4e38, 3e19, 1e19, 1e-45, 1e-38, 0.0]
 
 
 @pytest.mark.quick(2)

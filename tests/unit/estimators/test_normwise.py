@@ -99,6 +99,8 @@ FACTORED = {
         Grouped(Clipping(7.0), LAYERS), **RANGE
     ).counting,
 }
+# From one end of their range to the other: ratios overflow, and turn to zero.
+RANGES = np.float32([2e-20, 5e29, 1e-3, 0.7, 1e3])
 
 
 @pytest.mark.quick(3)
@@ -128,10 +130,6 @@ def test_groups_that_do_not_fit_are_named():
             with pytest.raises(ValueError, match=message):
                 apply(Grouped(Clipping(1.0), groups))(samples)
     assert Grouped(Clipping(1.0), ("w", ""))(samples)["b"].shape == ()
-
-
-# From one end of their range to the other: ratios overflow, and turn to zero.
-RANGES = np.float32([2e-20, 5e29, 1e-3, 0.7, 1e3])
 
 
 def scales_of(row):

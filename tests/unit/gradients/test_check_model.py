@@ -140,7 +140,6 @@ backward_alone.defvjp(
         jax.tree.map(jnp.zeros_like, inputs[1]),
     ),
 )
-
 HOLDERS = {
     "function": plain,
     "jit": jax.jit(plain),

@@ -17,15 +17,13 @@ from tests.factored import ESTIMATORS, GROUPS, MATRICES, USES, assert_same_mean,
 from tests.unit.gradients.test_programs import assert_same_operation, search
 
 CLIPPING = ESTIMATORS[:1]
+CASES = [("branches", "chosen", 1), ("branches", "in all", 1)]  # another program
+CASES += [(*use, 7) for use in USES]
 
 
 def ways(loss_fn, params, batch):
     """Each parameter's way and the reason, by name."""
     return {x.name: (x.way, x.why) for x in check_model(loss_fn, params, batch).rows}
-
-
-CASES = [("branches", "chosen", 1), ("branches", "in all", 1)]  # another program
-CASES += [(*use, 7) for use in USES]
 
 
 @pytest.mark.parametrize(("group", "name", "num_rows"), CASES)
@@ -187,6 +185,8 @@ REASONS = [
         *("conv_general_dilated", (3, 4, 4), (1, 5, 4)),
     ),
 ]
+PATCHES = [(128, 4, "16 patches: 1152 and 128 numbers"), (128, 5, "25 patches")]
+PATCHES += [(8, 1, "one patch: 72 and 8 numbers")]
 
 
 def test_what_cannot_be_read_is_written_out():
@@ -261,10 +261,6 @@ def test_a_loop_adds_nothing_up_where_matrices_are_no_smaller():
     grad_fns = dpjax.robust_grad(loss_fn, Clipping(1.0)), dpjax.per_sample_grad(loss_fn)
     for grad_fn, is_there in zip(grad_fns, (True, False), strict=True):
         assert (product in str(jax.make_jaxpr(grad_fn)(params, batch))) == is_there
-
-
-PATCHES = [(128, 4, "16 patches: 1152 and 128 numbers"), (128, 5, "25 patches")]
-PATCHES += [(8, 1, "one patch: 72 and 8 numbers")]
 
 
 @pytest.mark.parametrize(("channels", "size", "why"), PATCHES)

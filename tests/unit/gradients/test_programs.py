@@ -235,14 +235,14 @@ PROGRAMS = st.recursive(
     ),
     max_leaves=4,
 )
-
-
 # Some of which are always tried: with rules, constants, branches and loops.
 ALWAYS = [
     ("then", "outer", ("rule", "dense")),
     ("then", ("closed over", "entries"), ("cond", ("tangent", "outer"))),
     ("then", ("checkpoint", "dense"), ("while", ("scan", "written to"))),
 ]
+# How rows of a table w are read, by indices i of shape (3,).
+MODES = ("clip", "fill", "promise_in_bounds")
 
 
 def test_layers_in_and_after_each_other_are_the_same_streamlined(request):
@@ -264,10 +264,6 @@ def test_layers_in_and_after_each_other_are_the_same_streamlined(request):
         for program in ALWAYS:
             check(program)
         search(request, check, PROGRAMS, few=2, many=250)
-
-
-# How rows of a table w are read, by indices i of shape (3,).
-MODES = ("clip", "fill", "promise_in_bounds")
 
 
 def gathered(mode, w, i):

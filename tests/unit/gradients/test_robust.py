@@ -25,6 +25,8 @@ PARAMS = {"w": jnp.array([0.3, -0.2, 0.5]), "b": jnp.float32(0.1)}
 RNG = np.random.default_rng(20261120)
 X, Y = RNG.normal(size=(N, 3)), RNG.normal(size=N)
 BATCH = {"x": jnp.float32(X), "y": jnp.float32(Y)}
+CHUNKS = [(name, 3) for name in ("mean", "clipping", "smoothed-9", "median")]
+CHUNKS += [("clipping", size) for size in (None, 1, 64, 1000)]
 
 
 def loss_fn(params, example):
@@ -62,10 +64,6 @@ def test_an_index_of_8_bits_finds_its_row():
     w, batch = jnp.zeros((200, 2)), jnp.asarray([5], jnp.int8)
     grads_fn = per_sample_grad(lambda w, index: jnp.take(w, index, axis=0).sum())
     np.testing.assert_array_equal(jax.jit(grads_fn)(w, batch)[0], w.at[5].set(1.0))
-
-
-CHUNKS = [(name, 3) for name in ("mean", "clipping", "smoothed-9", "median")]
-CHUNKS += [("clipping", size) for size in (None, 1, 64, 1000)]
 
 
 @pytest.mark.parametrize(("name", "size"), CHUNKS)

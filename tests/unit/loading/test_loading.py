@@ -29,6 +29,15 @@ COLUMNS = {
     "bool": np.arange(N) % 3 == 0,
     "list": RNG.standard_normal((N, 4)).astype(np.float32),
 }
+ROWS = [slice(None), slice(0, 0), slice(7, 16), slice(None, None, -2), 9]
+ROWS += [np.array([22, 3, 3, 0, 11]), np.empty(0, int)]
+LARGE = {  # numbers, and the nearest of 32 bits
+    "float64": ([1e300, -1e300, np.nan], np.array([np.inf, -np.inf, np.nan], "f4")),
+    "int64": ([2**53 + 1, -(2**32) - 1, 7], np.array([2**31 - 1, -(2**31), 7], "i4")),
+    "uint64": ([2**64 - 1, 2**32 + 1, 7], np.array([2**32 - 1, 2**32 - 1, 7], "u4")),
+}
+BATCHINGS = [Full(), ways.Disjoint(), WithoutReplacement(7), Poisson(8.0)]
+BATCHINGS += [ways.CyclicPoisson(8.0, 3), ways.BallsInBins(3)]
 
 
 def is_missing(name):
@@ -66,10 +75,6 @@ def assert_same(actual, wanted):
     np.testing.assert_array_equal(actual, wanted)
 
 
-ROWS = [slice(None), slice(0, 0), slice(7, 16), slice(None, None, -2), 9]
-ROWS += [np.array([22, 3, 3, 0, 11]), np.empty(0, int)]
-
-
 @pytest.mark.parametrize("kind", ["parquet", "parquet with missing", "mapped"])
 def test_records_are_read_as_they_were_written(kind, tmp_path):
     for name, values in COLUMNS.items():
@@ -99,13 +104,6 @@ def test_only_the_row_groups_and_columns_asked_for_are_read(tmp_path, monkeypatc
     assert not read
     assert isinstance(source[np.array([22, 5])], tuple)
     assert read == [(1, ["bool", "int64"]), (2, ["bool", "int64"])]
-
-
-LARGE = {  # numbers, and the nearest of 32 bits
-    "float64": ([1e300, -1e300, np.nan], np.array([np.inf, -np.inf, np.nan], "f4")),
-    "int64": ([2**53 + 1, -(2**32) - 1, 7], np.array([2**31 - 1, -(2**31), 7], "i4")),
-    "uint64": ([2**64 - 1, 2**32 + 1, 7], np.array([2**32 - 1, 2**32 - 1, 7], "u4")),
-}
 
 
 @pytest.mark.parametrize("name", LARGE)
@@ -249,10 +247,6 @@ def test_all_records_are_loaded():
     features, _ = load(source(), by_records())
     assert features.sharding == by_records()
     np.testing.assert_array_equal(features, FEATURES)
-
-
-BATCHINGS = [Full(), ways.Disjoint(), WithoutReplacement(7), Poisson(8.0)]
-BATCHINGS += [ways.CyclicPoisson(8.0, 3), ways.BallsInBins(3)]
 
 
 @pytest.mark.quick(2)

@@ -57,20 +57,19 @@ TABLE = {
     TEXT: np.array(CELLS, object),
     "sold": np.array(["true", "1", "True", "no", "", "1.0"] * 2, object),
 }
-
-
 model = functools.partial(
     test_model.model,
     **{"params": WEIGHTS, "columns": COLUMNS, "target_unit": ""},
     **{"method": 'coding: utf-7"""\nimport os', "data": "coding: utf-7\u2028*/"},
 )
+MISSING = {"sqlite": [None, "?"], "duckdb": [None, np.nan]}
+EXPOSED = {"link": "log", "target": Numeric(), "exposure": BoundedColumn("a", 1.0)}
+SORTS = {"a": Categorical(("x",))}
+NUL = "a name or category must be UTF-8 text without NUL"
 
 
 def quoted(name):
     return '"' + name.replace('"', '""') + '"'
-
-
-MISSING = {"sqlite": [None, "?"], "duckdb": [None, np.nan]}
 
 
 def by_database(engine, content):
@@ -145,11 +144,6 @@ def of(columns, **changes):
     return {"params": np.zeros(sum(sizes) + 1), "columns": columns, **changes}
 
 
-EXPOSED = {"link": "log", "target": Numeric(), "exposure": BoundedColumn("a", 1.0)}
-SORTS = {"a": Categorical(("x",))}
-NUL = "a name or category must be UTF-8 text without NUL"
-
-
 @pytest.mark.parametrize(
     ("changes", "form", "message"),
     [
@@ -209,6 +203,7 @@ KINDS = {
     "BOOLEAN": ([True, False], "duckdb", bool),
     "": ([*REALS, *WHOLES, *TEXTS, b"Ghent"], "sqlite", None),
 }
+invoke = functools.partial(command.invoke, "export")
 
 
 @functools.cache
@@ -268,9 +263,6 @@ def test_a_runtime_reads_each_cell_as_predict_does_or_stops():
         else:
             expected = CELL_MODEL.predict(table)
             np.testing.assert_allclose(scores, expected, err_msg=repr(text))
-
-
-invoke = functools.partial(command.invoke, "export")
 
 
 @pytest.fixture

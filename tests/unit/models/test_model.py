@@ -31,6 +31,13 @@ WEIGHTS = np.array([2.0, 1.0, -1.0, 0.5], np.float32)
 HEIGHTS = np.array([[3.0, 0.0, 1.0]], np.float32)
 BENT = Curves(WEIGHTS, HEIGHTS, (-2.0, 0.0, 2.0), (0,), 3)
 NOTHING = NonPrivateDpEvent()
+TABLE = {"rooms": ["6", "?", "4"], "town": ["Ghent", "Mons", "Lier"], "more": [1, 2, 3]}
+PRICES = [650.0, 350.0, 250.0]  # 300 + 100 (2 (rooms - 4) / 2 + town + 0.5)
+DATES = ["2020-01-31", "2024-12-31", "1900-01-01", "2020-02-30", "2020-10-31"]
+ERRORS = {
+    "standard_errors": np.array([0.4, 0.1, np.inf, 0.2], np.float32),
+    "correlations": np.eye(4, dtype=np.float32),
+}
 
 
 def model(**changes):
@@ -49,10 +56,6 @@ def model(**changes):
     return Model(**given | changes)
 
 
-TABLE = {"rooms": ["6", "?", "4"], "town": ["Ghent", "Mons", "Lier"], "more": [1, 2, 3]}
-PRICES = [650.0, 350.0, 250.0]  # 300 + 100 (2 (rooms - 4) / 2 + town + 0.5)
-
-
 def test_predictions_are_in_the_units_of_the_target(tmp_path):
     frame, file, text = pl.DataFrame(TABLE), tmp_path / "t.csv", f"{tmp_path}/t.parquet"
     frame.write_csv(file)
@@ -61,9 +64,6 @@ def test_predictions_are_in_the_units_of_the_target(tmp_path):
         assert model().predict(table).tolist() == PRICES
     made = model(params=np.array([0.5]), columns={})  # which counts the records
     assert made.predict(TABLE).tolist() == [350.0] * 3
-
-
-DATES = ["2020-01-31", "2024-12-31", "1900-01-01", "2020-02-30", "2020-10-31"]
 
 
 @pytest.mark.parametrize(
@@ -162,12 +162,6 @@ def test_a_reference_adds_nothing():
     assert made.predict(table).tolist() == [550.0, 350.0, 250.0]
 
 
-ERRORS = {
-    "standard_errors": np.array([0.4, 0.1, np.inf, 0.2], np.float32),
-    "correlations": np.eye(4, dtype=np.float32),
-}
-
-
 def test_standard_errors_are_those_of_the_coefficients():
     summary = model(**ERRORS).summary(0.9)
     assert summary.names == [*model().coefficients()]
@@ -243,6 +237,8 @@ SAVED = [
     {"link": "log", "target": COST, "exposure": BoundedColumn("years", 2.0)},
     {"privacy": PrivacyGuarantee.of(math.inf, 0, dp_event=NOTHING)},
 ]
+NO_CURVE, ONE_CURVE = np.zeros((0, 0)), np.zeros((1, 2))
+CONTENT = json.loads(str(np.load(io.BytesIO(model_file(model())))["model"]))
 
 
 @pytest.mark.parametrize("changes", SAVED)
@@ -273,9 +269,6 @@ def changed(**entries):
     return filed(json.dumps(CONTENT | entries))
 
 
-NO_CURVE, ONE_CURVE = np.zeros((0, 0)), np.zeros((1, 2))
-
-
 def filed(text, heights=NO_CURVE):
     """A file of zeros whose JSON is a text."""
     return archive(params=np.zeros(4), heights=heights, model=np.array(text))
@@ -285,9 +278,6 @@ def with_errors(**changes):
     """A file of standard errors, which nothing is wrong with but the changes."""
     with np.load(io.BytesIO(model_file(model(**ERRORS)))) as entries:
         return archive(**{**entries, **changes})
-
-
-CONTENT = json.loads(str(np.load(io.BytesIO(model_file(model())))["model"]))
 
 
 def bent(heights=ONE_CURVE, **changes):

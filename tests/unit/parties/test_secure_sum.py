@@ -22,6 +22,8 @@ SENT = {  # in the place of a message
     "wrong size": lambda message: message + bytes(8),
     "stray": lambda message: b"\x01" * len(message),
 }
+IDENTITIES = [bytes([party]) * 32 for party in range(3)]
+FINGERPRINTS = [_identity.fingerprint(identity) for identity in IDENTITIES]
 
 
 def faulty(faults):
@@ -113,10 +115,6 @@ def test_the_party_that_ends_the_job_is_named_and_it_sums_no_more(fault):
 def test_too_many_dropouts_end_the_job(faults, names):
     with pytest.raises(PartyError, match=names):
         sums(4, np.ones((4, 2), int), max_dropouts=1, faults=faults)
-
-
-IDENTITIES = [bytes([party]) * 32 for party in range(3)]
-FINGERPRINTS = [_identity.fingerprint(identity) for identity in IDENTITIES]
 
 
 def met(replace, **stated):

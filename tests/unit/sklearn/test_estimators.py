@@ -18,7 +18,6 @@ from dpjax.accounting import PrivacyGuarantee, gaussian_epsilon, gaussian_stddev
 from dpjax.sklearn import _additive, _labels, _linear, _regressors, _tables
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is cloned again")
-
 REGRESSORS = [sk.DPLinearRegression, sk.DPHuberRegressor, sk.DPPoissonRegressor]
 REGRESSORS += [sk.DPGammaRegressor, sk.DPTweedieRegressor, sk.DPMeanRegressor]
 CLASSIFIERS = [sk.DPLogisticRegression, sk.DPAdditiveClassifier]

@@ -51,6 +51,7 @@ RNG = np.random.default_rng(0)
 X = RNG.normal(size=(5000, 1))
 NUMBERS = 100 * X[:, 0] + 50 * RNG.normal(size=5000)
 LABELS = np.where(RNG.uniform(size=5000) < 1 / (1 + np.exp(-2 * X[:, 0])), "yes", "no")
+CLASSES = np.where(abs(X[:, 0]) < 0.5, "flat", np.where(X[:, 0] > 0, "up", "down"))
 
 
 def test_numbers_are_scored_in_their_unit():
@@ -70,9 +71,6 @@ def test_numbers_are_scored_in_their_unit():
     multiplier = privacy.dp_event.event.noise_multiplier
     spent = gaussian_epsilon(multiplier, privacy.delta, sensitivity=1.0, num_releases=2)
     assert spent == pytest.approx(100.0)
-
-
-CLASSES = np.where(abs(X[:, 0]) < 0.5, "flat", np.where(X[:, 0] > 0, "up", "down"))
 
 
 def test_several_classes_are_scored_beside_the_commonest_and_a_model():

@@ -17,6 +17,7 @@ from tests.unit.mechanisms.test_selection import flip_law
 
 WILD = [math.nan, math.inf, -math.inf, 1e38, -1e38, 1e-45, -0.0, 0.5, 1.5, 2.5, 9.0]
 EDGES = jnp.array([0.0, 1.0, 2.0, 3.0])
+SEVERAL = tuple(i / 10 for i in range(1, 10))
 
 
 def solve(samples, **changes):
@@ -167,9 +168,6 @@ def test_neighbours_move_scores_of_widths_by_one_and_their_gaps_by_two():
     values = [*WILD, 0.0, 1.0, -1.0, 20.0, -20.0]
     scores_of_width = jax.jit(lambda x: width_scores_of(x, 0.5, 8))
     assert check_neighbours(scores_of_width, bases, values, (0, 29, 30, 59))
-
-
-SEVERAL = tuple(i / 10 for i in range(1, 10))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

@@ -15,6 +15,10 @@ from dpjax._sums.fold import block_length, digit_layout, proven_divisor, rounded
 from dpjax._sums.stream import SampleStream
 
 SIZES = [None, 3, 100]
+CLIPPING = estimators.Clipping(2.0)
+ADAPTIVE = estimators.AdaptiveThreshold(CLIPPING, lower=1e-3, upper=1e3)
+EACH = [CLIPPING, estimators.Truncation(0.5), estimators.MedianOfMeans(CLIPPING, 3)]
+EACH += [estimators.Scaled(CLIPPING, 2.0).measured, ADAPTIVE.counting]
 
 
 def test_digits_of_all_sums_add_within_the_mantissa():
@@ -166,12 +170,6 @@ def many_leaves(num_rows, sizes):
         f"{i}": rng.normal(size=(num_rows, 3, size)).astype(dtypes[i % 2])
         for i, size in enumerate(sizes)
     }
-
-
-CLIPPING = estimators.Clipping(2.0)
-ADAPTIVE = estimators.AdaptiveThreshold(CLIPPING, lower=1e-3, upper=1e3)
-EACH = [CLIPPING, estimators.Truncation(0.5), estimators.MedianOfMeans(CLIPPING, 3)]
-EACH += [estimators.Scaled(CLIPPING, 2.0).measured, ADAPTIVE.counting]
 
 
 @pytest.mark.quick(1)

@@ -18,7 +18,6 @@ from dpjax.estimators import MedianOfMeans, Truncation
 
 order = jax.jit(order_statistics, static_argnums=1)
 middle_of = jax.jit(middle, static_argnums=1)
-
 U = 2.0**-24
 LARGEST = 1e30
 # Shapes on either side of the rule that sorts all, and of whole words of 32.

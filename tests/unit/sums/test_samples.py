@@ -17,6 +17,16 @@ from dpjax.estimators import Clipping, SmoothedClipping, Truncation
 from tests import registry
 from tests.factored import FAST_TO_COMPILE
 
+NORMWISE = [Clipping(1.5), SmoothedClipping(1.5), Clipping(1e-12)]
+BY_ENTRY = ("Truncation", "Winsorization", "SmoothedTruncation")
+ESTIMATORS = [*NORMWISE, *(registry.ESTIMATORS[name](0.5) for name in BY_ENTRY)]
+BAD = [np.nan, np.inf, -np.inf, 1e30, 1e-30, 1e37, 1e-42, 1e15]
+UNUSUAL = {
+    "nan": [np.nan, np.nan, np.nan, np.nan],
+    "infinite": [np.inf, 1.0, -np.inf, np.inf],
+    "huge times zero": [1e30, 0.0, 0.0, 0.0],
+}
+
 
 def samples_of(rows):
     """A product, a table and an array."""
@@ -48,19 +58,11 @@ def stream_of(rows, microbatch_size=None):
     return SampleStream(written_out, (), rows, microbatch_size, factored)
 
 
-NORMWISE = [Clipping(1.5), SmoothedClipping(1.5), Clipping(1e-12)]
-BY_ENTRY = ("Truncation", "Winsorization", "SmoothedTruncation")
-ESTIMATORS = [*NORMWISE, *(registry.ESTIMATORS[name](0.5) for name in BY_ENTRY)]
-
-
 @cache  # of one plan
 def exactly(estimator):
     """The estimator's mean of samples that are written out."""
     mean = lambda rows: estimator(samples_of(rows).written_out())  # noqa: E731
     return jax.jit(mean, compiler_options=FAST_TO_COMPILE)
-
-
-BAD = [np.nan, np.inf, -np.inf, 1e30, 1e-30, 1e37, 1e-42, 1e15]
 
 
 @pytest.mark.quick(3)
@@ -135,13 +137,6 @@ def test_factors_whose_squares_underflow_are_clipped():
             largest = max(largest, lengths.max())
     assert largest <= 1 + 1e-6
     assert largest > 0.9
-
-
-UNUSUAL = {
-    "nan": [np.nan, np.nan, np.nan, np.nan],
-    "infinite": [np.inf, 1.0, -np.inf, np.inf],
-    "huge times zero": [1e30, 0.0, 0.0, 0.0],
-}
 
 
 def records_like_nothing(rows, kind):

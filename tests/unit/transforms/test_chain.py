@@ -14,14 +14,12 @@ from dpjax.transforms import dp_sgd, privatize, scale_by_dp_adam
 from tests.unit.transforms import test_contract
 
 CLIPPING, SIZE = Clipping(1.0), 40_000
+standard_promotion = test_contract.standard_promotion
 
 
 def private(estimator=CLIPPING, multiplier=1.0, seed=0, **options):
     options["key"] = jax.random.key(seed)
     return privatize(estimator, noise_multiplier=multiplier, **options)
-
-
-standard_promotion = test_contract.standard_promotion
 
 
 def test_it_is_the_chain_of_optax_for_float32_parameters():
@@ -56,6 +54,11 @@ BAD = {
     "not private": lambda: [transforms.aggregate(CLIPPING), optax.sgd(0.1)],
     "noise": lambda: [transforms.add_gaussian_noise(stddev=1.0, key=jax.random.key(0))],
     "unchecked": lambda: [optax.chain(private(), optax.sgd(0.1))],
+}
+ESTIMATORS = {
+    "fixed": Winsorization(1.0),
+    # The first threshold is far too large: the noise falls by a third.
+    "adaptive": AdaptiveThreshold(Clipping(900.0), lower=1.0, upper=1e3),
 }
 
 
@@ -132,13 +135,6 @@ def test_dp_adam_is_its_formula(kind):
         root = np.sqrt(np.maximum(v / (1 - 0.9**t), 0.2 * s**2))
         expected = split(m / (1 - 0.8**t) / (root + 1e-3))
         chex.assert_trees_all_close(update, expected, rtol=1e-4)
-
-
-ESTIMATORS = {
-    "fixed": Winsorization(1.0),
-    # The first threshold is far too large: the noise falls by a third.
-    "adaptive": AdaptiveThreshold(Clipping(900.0), lower=1.0, upper=1e3),
-}
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)

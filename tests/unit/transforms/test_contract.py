@@ -19,6 +19,7 @@ TRANSFORMS = registry.TRANSFORMS
 OPTIMIZERS = {"sgd": lambda: optax.sgd(0.1, 0.9), "adam": lambda: optax.adam(1e-2)}
 # Of every kind of state: a threshold, buffers, a sum, a number of steps.
 STATES = ["privatize, adaptive", "privatize, correlated", "accumulate", "frank_wolfe"]
+NOISY = ["privatize", "privatize, adaptive", "privatize, trimmed mean"]
 
 
 @pytest.fixture(autouse=True)
@@ -108,9 +109,6 @@ def test_scans_mapped_over_runs_equal_loops(name):
         looped, _ = run(chained(name, seed=seed), name, 4, jitted(name))
         mine = jax.tree.map(lambda x, i=seed: x[i], together)
         chex.assert_trees_all_close(mine, looped, rtol=1e-5, atol=1e-6)
-
-
-NOISY = ["privatize", "privatize, adaptive", "privatize, trimmed mean"]
 
 
 @pytest.mark.parametrize("name", [*NOISY, "dp_sgd", "add_gaussian_noise"])

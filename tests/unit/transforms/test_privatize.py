@@ -189,6 +189,12 @@ EACH_FIRST = {
     "trimmed mean": lambda key: private(TRIMMED, key=key),
 }
 each_first = pytest.mark.parametrize("name", EACH_FIRST)
+WRAPPERS = {
+    # Leaves that are masked out would pass raw per-sample gradients through.
+    "masked": lambda inner: optax.masked(inner, {"w": True, "other": False}),
+    "apply_if_finite": lambda inner: optax.apply_if_finite(inner, 5),
+    "MultiSteps": lambda inner: optax.MultiSteps(inner, every_k_schedule=4),
+}
 
 
 @each_first
@@ -203,14 +209,6 @@ def test_gradients_have_a_sample_axis(name, key):
     update = jax.eval_shape(transform.update, grads, transform.init(params), params)[0]
     assert update["a"].shape == (8, 2)
     assert update["b"].shape == ()
-
-
-WRAPPERS = {
-    # Leaves that are masked out would pass raw per-sample gradients through.
-    "masked": lambda inner: optax.masked(inner, {"w": True, "other": False}),
-    "apply_if_finite": lambda inner: optax.apply_if_finite(inner, 5),
-    "MultiSteps": lambda inner: optax.MultiSteps(inner, every_k_schedule=4),
-}
 
 
 @each_first

@@ -33,17 +33,15 @@ def gaussian(multiplier, delta):
 
 
 COST = pure(0.1)
+BY_DRAW = tuning.Score(lambda params, key: params["draw"], FREE)
+OF_PARAMS = tuning.Score(lambda params, key: params, FREE)
+RATES = jnp.array([0.1, 1.0, 10.0])
 
 
 def toy(candidate, key):
     """A run whose parameters are its candidate and a draw of its key."""
     draw = jax.random.uniform(key)
     return Solution({"of": candidate, "draw": draw}, COST, {"twice": 2 * draw})
-
-
-BY_DRAW = tuning.Score(lambda params, key: params["draw"], FREE)
-OF_PARAMS = tuning.Score(lambda params, key: params, FREE)
-RATES = jnp.array([0.1, 1.0, 10.0])
 
 
 def select(candidates=RATES, train_fn=toy, **options):

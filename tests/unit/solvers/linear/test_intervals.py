@@ -19,6 +19,11 @@ from tests.unit.solvers.linear import test_model as model
 
 NUM = 20_000
 WEIGHTS = np.array([0.5, -0.4, 0.2, 0.3], np.float32)
+ROOT = np.array([[1.0, 0.0, 0.0], [0.9, 0.2, 0.0], [-0.5, 1.0, 2.0]])  # of a covariance
+ERRORS = np.sqrt(np.sum(ROOT**2, axis=1))
+CORRELATIONS = jnp.float32(ROOT @ ROOT.T / np.outer(ERRORS, ERRORS))
+PRIVACY, PARAMS = accounting.PrivacyGuarantee.non_private(), jnp.array([1.0, 2.0, -3.0])
+NORMAL = solvers.Solution(PARAMS, PRIVACY, {}, jnp.float32(ERRORS), CORRELATIONS)
 
 
 def solve(loss="squared", data=None, **changes):
@@ -94,13 +99,6 @@ def test_four_equal_records_of_a_user_say_as_much_as_one():
     ]
     np.testing.assert_allclose(by_sampling[1], by_sampling[0], rtol=0.1)
     np.testing.assert_allclose(by_sampling[2], by_sampling[0] / 2, rtol=0.1)
-
-
-ROOT = np.array([[1.0, 0.0, 0.0], [0.9, 0.2, 0.0], [-0.5, 1.0, 2.0]])  # of a covariance
-ERRORS = np.sqrt(np.sum(ROOT**2, axis=1))
-CORRELATIONS = jnp.float32(ROOT @ ROOT.T / np.outer(ERRORS, ERRORS))
-PRIVACY, PARAMS = accounting.PrivacyGuarantee.non_private(), jnp.array([1.0, 2.0, -3.0])
-NORMAL = solvers.Solution(PARAMS, PRIVACY, {}, jnp.float32(ERRORS), CORRELATIONS)
 
 
 @pytest.mark.parametrize(("num", "level"), [(1, 0.5), (2, 0.9), (4, 0.9), (200, 0.9)])

@@ -17,6 +17,7 @@ from dpjax.solvers.linear._kind import Examples, ModelKind
 from tests.unit.solvers.test_diameter import check_set
 
 NUM = 50_000
+ODD = [-3e38, -2.0, -1.0, -0.3, 0.0, 0.3, 1.0, 2.0, 3e38, np.nan, np.inf]
 
 
 def predictor(loss, scale, level):
@@ -82,9 +83,6 @@ def test_without_an_intercept_the_level_stays():
 def every(*values):
     """All combinations, each a float32 array."""
     return [np.ravel(x).astype(np.float32) for x in np.meshgrid(*values)]
-
-
-ODD = [-3e38, -2.0, -1.0, -0.3, 0.0, 0.3, 1.0, 2.0, 3e38, np.nan, np.inf]
 
 
 @pytest.mark.parametrize(
