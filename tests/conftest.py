@@ -15,8 +15,7 @@ collect_ignore = ["nightly/processes/worker.py"]  # a program, not a module
 jax.config.update("jax_debug_key_reuse", True)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
-# The two workers keep the cores busy: to compile parts of a program side by side costs
-# time, here an eighth, and gives the same program.
+# Workers keep the cores busy: to compile parts of a program side by side costs time.
 WHOLE = "--xla_cpu_parallel_codegen_split_count=1"
 COUNTED = {"at": 0.0}  # when memory mappings were counted: see `few_programs`
 UNIT = Path(__file__).parent / "unit"
@@ -106,10 +105,7 @@ def add_flag(flag):
 
 @pytest.fixture(scope="module", autouse=True)
 def programs_of_a_module(request):
-    """Drops compiled programs module by module, and optimizes them outside `unit`.
-
-    Others compile in half the time, but are not those that users run.
-    """
+    """Drops programs module by module; optimizes them, as users do, but in `unit`."""
     jax.config.update("jax_disable_most_optimizations", UNIT in request.path.parents)
     yield
     jax.clear_caches()
@@ -144,10 +140,7 @@ def key():
 
 @pytest.fixture(params=["sequential", "parallel"])
 def plan(request, monkeypatch):
-    """Makes new traces take one of the fold's plans: the CPU's, or that of others.
-
-    A test must jit functions of its own.
-    """
+    """Makes functions that a test jits take the CPU's plan of the fold, or others'."""
     platform = "cpu" if request.param == "sequential" else "default"
     monkeypatch.setattr(
         jax.lax, "platform_dependent", lambda *args, **plans: plans[platform](*args)

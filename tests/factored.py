@@ -76,7 +76,7 @@ def layers_over_time(p, x):
     return lax.scan(step, x[0], x)[1]
 
 
-SQUARE = (WIDTH, WIDTH)
+SQUARE, NHC = (WIDTH, WIDTH), ("NHC", "HIO", "NHC")
 TWO, PAIR = (2, *SQUARE), {"w": SQUARE, "v": SQUARE}
 MATRICES, BY_3 = "matrix product", "multiplied by 3 vectors"
 LOOPS = {
@@ -270,9 +270,7 @@ TABLES = {
 
 # -- Kernels: of an image (1, 5, 4), where all factors are held ----------------------
 def convolved(x, w):
-    return lax.conv_general_dilated(
-        x, w, (1,), "SAME", None, None, ("NHC", "HIO", "NHC")
-    )
+    return lax.conv_general_dilated(x, w, (1,), "SAME", None, None, NHC)
 
 
 def in_turn(w, x):

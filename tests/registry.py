@@ -78,9 +78,7 @@ def _private(estimator: Any, noise_multiplier: float = 0.5, **options: Any):
 
 
 _CLIPPED = _private(estimators.Clipping(1.0))
-_ADAPTIVE = estimators.AdaptiveThreshold(
-    estimators.Clipping(1.0), lower=0.01, upper=100.0
-)
+_ADAPTIVE = estimators.AdaptiveThreshold(estimators.Clipping(1.0), 0.01, 100.0)
 
 
 # make(key) -> the transform, whose updates are per-sample gradients; or not.

@@ -74,9 +74,7 @@ def is_likely(counts, num_trials, prob, num_tests):
 def drawn():
     """Members of many runs of each batching in turns or epochs."""
     sizes = {"num_samples": NUM_SAMPLES, "num_steps": NUM_STEPS}
-    runs = {
-        name: partial(members, batching, **sizes) for name, batching in EPOCHS.items()
-    }
+    runs = {name: partial(members, x, **sizes) for name, x in EPOCHS.items()}
     return {name: many(run, NUM_RUNS) for name, run in runs.items()}
 
 
@@ -247,8 +245,7 @@ def test_subsets_are_uniform_however_often_they_are_drawn(
     rows = many(lambda key: first_batch(batching, key, index)[0], num_draws)
     assert ((rows >= 0) & (rows < num_samples)).all()
     assert all(len(set(row)) == size for row in rows.tolist())
-    # Every ordered pair of records at every pair of places: groups of a median of means
-    # are places, so a record must be equally likely at each.
+    # Groups of a median of means are places: each must be equally likely for a record.
     places = list(itertools.combinations(range(size), 2))
     prob = 1 / (num_samples * (num_samples - 1))
     for i, j in places:
@@ -259,8 +256,7 @@ def test_subsets_are_uniform_however_often_they_are_drawn(
 
 
 def test_equal_random_numbers_are_drawn_again(monkeypatch):
-    # With one bit a number there are ties in most draws; taken by index, they would
-    # favor the first records.
+    # Of one bit most draws have ties: taken by index, they would favor first records.
     bits, shapes = jax.random.bits, []
 
     def few_bits(key, shape, dtype):
@@ -307,8 +303,7 @@ def test_participation_holds_and_accounting_counts_it(drawn):
     for name, batching in EPOCHS.items():
         pattern = batching.sampling(NUM_SAMPLES, NUM_STEPS, strategy=strategy)
         most = pattern.max_participations
-        assert pattern.num_steps == NUM_STEPS
-        assert drawn[name].sum(axis=1).max() == most
+        assert (pattern.num_steps, drawn[name].sum(axis=1).max()) == (NUM_STEPS, most)
         cost = batching.sampling(NUM_SAMPLES, NUM_STEPS)
         assert math.ceil(cost.num_steps / (cost.num_bins or 1)) == most
         steps = np.argsort(-drawn[name], axis=1, kind="stable")

@@ -70,11 +70,7 @@ def is_module(parts):
 
 
 def violations(source, layer):
-    """What a file of a layer imports and must not.
-
-    Of the layers below it a file takes public names, and names without an underscore
-    from their files.
-    """
+    """What a file imports beside names without underscore of the layers below it."""
     forbidden = []
     for node, target in imports_of(ast.parse(source)):
         parts = target.split(".")

@@ -331,16 +331,14 @@ ALLOWED = {
 
 
 def _name(part):
-    name = getattr(part, "__qualname__", type(part).__name__)
-    return name.removeprefix("dict")
+    return getattr(part, "__qualname__", type(part).__name__).removeprefix("dict")
 
 
 def _listed(table, argument, function):
     """Returns the values that a table has for an argument of a function."""
     uses = ((*use.split(": "), values) for use, values in table.items())
-    lists = [
-        x for of, to, x in uses if of == argument and _name(function) in to.split()
-    ]
+    name = _name(function)
+    lists = [x for of, to, x in uses if of == argument and name in to.split()]
     return itertools.chain(*lists)
 
 

@@ -5,8 +5,7 @@ import pytest
 import dpjax
 from tests import registry
 
-# The parts of each layer, and what its package holds beside them: bases, records,
-# functions on parts.
+# The parts of each layer, and what its package holds beside them.
 LAYERS = {
     # `privatize` alone takes the last two: "privatize, adaptive", "privatize, scaled".
     "estimators": (

@@ -140,9 +140,8 @@ def test_centers_and_scales_suit_raw_units():
         ],
         axis=1,
     )
-    standard = _scales.release_scales(
-        jax.random.key(0), columns, noise=_scales.Noise(10.0)
-    )
+    noise = _scales.Noise(10.0)
+    standard = _scales.release_scales(jax.random.key(0), columns, noise=noise)
     rows = np.abs(standard.of(columns))
     assert np.isfinite(rows).all()
     spread = np.quantile(rows, 0.995, axis=0)

@@ -88,6 +88,14 @@ WRONG = [
     *((x, 1) for x in ("description", "unit", "mechanism", "dpjax")),
 ]
 WORDS = "path must be a file of dpjax that states its guarantee .*, got '.*': "
+LIMIT, NPZ = "dpjax.tables._statement._MOST_BYTES", model_file(model())
+FOREIGN = {
+    "it has no field privacy": (b"[12345]", b"3", b"{}", b'{"epsilon": 1}'),
+    "privacy must be a dict": (b'{"privacy": 1}',),
+    "JSONDecodeError": (json.dumps(PRIVACY).encode()[:-9],),
+    "RecursionError": (b"[" * 100_000,),
+    "model must be a str": (archive(model=np.zeros(())),),
+}
 
 
 @pytest.mark.parametrize(("name", "value"), WRONG)
@@ -105,16 +113,6 @@ def test_a_field_that_is_missing_is_refused(tmp_path):
         assert not fits(left)
         with pytest.raises(ValueError, match=f"{WORDS}KeyError, '{name}'"):
             read_guarantee(saved(tmp_path, left))
-
-
-LIMIT, NPZ = "dpjax.tables._statement._MOST_BYTES", model_file(model())
-FOREIGN = {
-    "it has no field privacy": (b"[12345]", b"3", b"{}", b'{"epsilon": 1}'),
-    "privacy must be a dict": (b'{"privacy": 1}',),
-    "JSONDecodeError": (json.dumps(PRIVACY).encode()[:-9],),
-    "RecursionError": (b"[" * 100_000,),
-    "model must be a str": (archive(model=np.zeros(())),),
-}
 
 
 @pytest.mark.parametrize("words", FOREIGN)

@@ -18,8 +18,7 @@ from benchmarks.audits.transcripts import transcribed
 from dpjax import accounting, estimators, loading, mechanisms, solvers
 from dpjax.audit import epsilon_lower_bound
 
-# The share of its claim that a case shows at least, with all its releases, where it is
-# not that of its layer.
+# The share of its claim that a case shows at least, where it is not that of its layer.
 LEAST = {"mechanisms": 0.3, "transforms": 0.85, "solvers": 0.85, "models": 0.2}
 SHOWN = """
 0.0 dp_linear_model_intervals_1

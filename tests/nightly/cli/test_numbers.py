@@ -37,6 +37,14 @@ columns.age = {center = 50, scale = 50, limit = 1}
 columns.town = {categories = ["Ghent", "Lier", "Nowhere"]}
 columns.owns = {categories = ["true"], others = "reference"}
 """
+HALF = Table("", {}, Schema({}, None), "", np.zeros(N, bool)).held_out(0.5)
+UNITS = ["--unit", "who", "--records-per-unit", 1]
+COUNTS = """
+columns.x = {center = 0, scale = 1, limit = 4}
+target = {column = "y", scale = 80e-6}
+exposure = {column = "people", max = 9e6}
+weight = {column = "w", max = 2}
+"""
 
 
 def table(num=NUM):
@@ -315,16 +323,6 @@ def test_intervals_of_a_sample_hold_the_numbers_of_all_records():
     assert 0.999e-5 < description.privacy.delta <= 1e-5
     assert "20,000 records" in description.privacy.description
     assert all(cost.epsilon < 3 for cost in description.costs)
-
-
-HALF = Table("", {}, Schema({}, None), "", np.zeros(N, bool)).held_out(0.5)
-UNITS = ["--unit", "who", "--records-per-unit", 1]
-COUNTS = """
-columns.x = {center = 0, scale = 1, limit = 4}
-target = {column = "y", scale = 80e-6}
-exposure = {column = "people", max = 9e6}
-weight = {column = "w", max = 2}
-"""
 
 
 @pytest.mark.parametrize("more", [[], UNITS], ids=["records", "units"])

@@ -87,17 +87,9 @@ def amounts(effect, years):
     return np.where(RNG.random(N) < 0.39, np.nan, y.round(2))
 
 
-def claims(effect, years):
-    return RNG.poisson(2 * years * np.exp(effect))
-
-
 def kinds(effect, years):
     scores = np.outer(effect, [0, 1, 2, -1, -2]) + RNG.gumbel(size=(N, 5))
     return np.array(list("abcde"))[scores.argmax(axis=1)]
-
-
-def yes(effect, years):
-    return np.where(effect + RNG.logistic(size=N) / 3 > 0.3, "yes", "no")
 
 
 LINES = linear_model.LinearRegression()
@@ -114,7 +106,9 @@ WALKS = {
         read="--skip-lines 1 --last-lines 1 --decimal ,",
     ),
     "Parquet with categories": Walk(
-        yes,
+        lambda effect, years: np.where(
+            effect + RNG.logistic(size=N) / 3 > 0.3, "yes", "no"
+        ),
         'target = {column = "y", positive = "yes"}',
         "--loss logistic",
         ODDS,
@@ -128,7 +122,7 @@ WALKS = {
         linear_model.GammaRegressor(alpha=0.0),
     ),
     "counts with exposure": Walk(
-        claims,
+        lambda effect, years: RNG.poisson(2 * years * np.exp(effect)),
         'target = {column = "y", scale = 2}\nexposure = {column = "years", max = 1}',
         "--loss poisson",
         linear_model.PoissonRegressor(alpha=0.0),

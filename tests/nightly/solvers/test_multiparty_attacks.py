@@ -17,6 +17,14 @@ from tests.privacy.solvers.test_multiparty_objective import drawn_noise
 
 FALSE_ALARM_IN_ERRORS = 5  # standard errors, two-sided: 6e-7
 BUDGET = {"epsilon": 1.0, "delta": 1e-5}
+EXTREMES = (0.0, 1.0, -1.0, 1e-30, 1e20, 1e38, -1e38, np.inf, -np.inf, np.nan)
+ESTIMATORS = {
+    "clipping": Clipping(1.0),
+    "large clipping": Clipping(1e6),
+    "winsorization": Winsorization(0.3),
+    "smoothed truncation": SmoothedTruncation(2.0),
+    "median of means": MedianOfMeans(Winsorization(1.0), 3),
+}
 
 
 def check_residual(
@@ -93,16 +101,6 @@ def test_every_admitted_number_of_colluders_and_dropouts(num_parties):
             drops = {num_parties - 1 - i: 3 + i for i in range(dropouts)}
             colluders = list(range(num_colluders))
             check_residual(num_parties, colluders, dropouts, drops, 500, 20)
-
-
-EXTREMES = (0.0, 1.0, -1.0, 1e-30, 1e20, 1e38, -1e38, np.inf, -np.inf, np.nan)
-ESTIMATORS = {
-    "clipping": Clipping(1.0),
-    "large clipping": Clipping(1e6),
-    "winsorization": Winsorization(0.3),
-    "smoothed truncation": SmoothedTruncation(2.0),
-    "median of means": MedianOfMeans(Winsorization(1.0), 3),
-}
 
 
 def farthest_move(estimator, rng, num_cases):

@@ -75,8 +75,7 @@ FAULTS = {fixed_number_of_trials: 2_000, score_without_noise: 1_600}
 @pytest.mark.parametrize("build", FAULTS, ids=lambda build: build.__name__)
 def test_a_planted_fault_is_caught_and_the_sound_selection_is_not(build):
     for is_planted in (True, False):
-        audit = build(is_planted).audit(
-            key=jax.random.key(11), num_releases=FAULTS[build]
-        )
+        num = FAULTS[build]
+        audit = build(is_planted).audit(key=jax.random.key(11), num_releases=num)
         assert (audit.epsilon > PRICE) == is_planted, audit
         assert audit.epsilon > 0.1  # it sees something of the sound one too

@@ -270,9 +270,8 @@ def test_back_to_back_records_spend_all_that_is_stated():
     attack = Attack(smoothed_hinge(1.0), 0.5, 1e-4, 1000.0, records, np.zeros((0, 2)))
     assert 0.99 < attack.ratio() <= 1 + QUADRATURE
     # The measure has power: with a tenth less noise the claim is refuted.
-    noise = objective_noise(
-        0.5, 1e-4, num_samples=50, regularization=1e4, **attack.loss.bounds
-    )
+    sizes = {"num_samples": 50, "regularization": 1e4}
+    noise = objective_noise(0.5, 1e-4, **sizes, **attack.loss.bounds)
     assert attack.measured(50 * 1e4, 0.9 * noise.stddev, 401) > 0.5 * 1.05
 
 

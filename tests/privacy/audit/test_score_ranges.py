@@ -159,8 +159,7 @@ def test_scores_that_would_overflow_are_in_for_both_neighbours(
     ],
 )
 def test_choices_at_the_ends_of_float32(mechanism, scores, other, sensitivity_range):
-    # An epsilon of 1 lets no probability change by more than a factor of e; five
-    # standard errors of 20,000 draws.
+    # By a factor of e at most, of epsilon 1; five standard errors of 20,000 draws.
     options = {"epsilon": 1.0, "sensitivity_range": sensitivity_range}
 
     def share(scores):

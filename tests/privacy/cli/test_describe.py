@@ -153,8 +153,7 @@ def test_records_of_a_person_are_bounded_and_paid_for_at_once(folder):
     unit = "--unit", "who", "--records-per-unit", 3, "--ledger", "t.toml"
     done(describe(*unit, epsilon=8.0))
     content = json.loads(Path("out/description.json").read_text())
-    assert content["num_samples"] == 300  # places, three a person
-    assert content["unit"]["records_per_unit"] == 3
+    assert (content["num_samples"], content["unit"]["records_per_unit"]) == (300, 3)
     assert content["privacy"]["epsilon"] == pytest.approx(8.0)
     assert "any one of the 100 groups" in content["privacy"]["description"]
     assert fits(content)

@@ -66,10 +66,9 @@ def means(estimator, signs, base, rows, positions, n):
         every = jnp.concatenate([rows, samples[position][None]])
         return jax.vmap(lambda row: estimator(samples.at[position].set(row)))(every)
 
-    def remove(position):
-        return estimator(samples, jnp.arange(n) == position)
-
-    return jax.vmap(at)(positions), jax.vmap(remove)(positions)
+    return jax.vmap(at)(positions), jax.vmap(
+        lambda position: estimator(samples, jnp.arange(n) == position)
+    )(positions)
 
 
 def attack(estimator, n, d):

@@ -119,6 +119,14 @@ SEQUENCES = {
 SEQUENCES = {name: x.astype(np.float32) for name, x in SEQUENCES.items()}
 REPLACED = [63, HALF, MILLION - 1]
 ENDS = [1 / 8, -1.0, ABOVE_ONE, -ABOVE_ONE]
+ALL_ORDERS = [(Winsorization, None), (Winsorization, 1), (Clipping, None)]
+DRIFTS = [
+    *((kind, size) for kind in (Winsorization, Clipping) for size in (1, 3, 64, 1000)),
+    *((Truncation, None), (SmoothedTruncation, None)),
+    (lambda limit: SmoothedTruncation(limit, 50.0), None),
+    (lambda limit: MedianOfMeans(Winsorization(limit), 1), None),
+    (lambda limit: MedianOfMeans(Truncation(limit), 2), None),
+]
 
 
 def moves(mean_fn, sequence, places=REPLACED, ends=ENDS):
@@ -131,16 +139,6 @@ def moves(mean_fn, sequence, places=REPLACED, ends=ENDS):
             values.append(float(mean_fn(neighbour)))
         largest = max(largest, max(values) - min(values))
     return largest
-
-
-ALL_ORDERS = [(Winsorization, None), (Winsorization, 1), (Clipping, None)]
-DRIFTS = [
-    *((kind, size) for kind in (Winsorization, Clipping) for size in (1, 3, 64, 1000)),
-    *((Truncation, None), (SmoothedTruncation, None)),
-    (lambda limit: SmoothedTruncation(limit, 50.0), None),
-    (lambda limit: MedianOfMeans(Winsorization(limit), 1), None),
-    (lambda limit: MedianOfMeans(Truncation(limit), 2), None),
-]
 
 
 def mean_of_a_million(estimator, microbatch_size):

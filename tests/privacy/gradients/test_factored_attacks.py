@@ -212,10 +212,7 @@ def test_a_number_times_a_constant_is_squared_as_one_number(n, num_parameters, f
     def one_by_one(params, x):
         return jnp.sum(jnp.broadcast_to(x * factor, params.shape) * params)
 
-    def at_once(params, x):
-        return x * factor * jnp.sum(params)
-
-    for loss in (one_by_one, at_once):
+    for loss in (one_by_one, lambda params, x: x * factor * jnp.sum(params)):
         mean = jax.jit(dpjax.robust_grad(loss, Clipping(1.0)))
         for size in (1, 2):
             x = jnp.full(n, size / factor, jnp.float32)

@@ -35,13 +35,20 @@ FAMILIES = {
     ),
     "by position": by_position,
 }
+NUM_ROWS = 8
+PARAMS = {"w": jnp.zeros((50, 60)), "b": jnp.zeros(1000)}
+CLIPPING = Clipping(1.0)
+ESTIMATORS = [CLIPPING, estimators.SmoothedClipping(1.0), estimators.Normalization(1.0)]
+ESTIMATORS += [estimators.Grouped(Clipping(jnp.ones(2)), ("w", "b"))]
+ESTIMATORS += [estimators.MedianOfMeans(CLIPPING, 2)]
+ESTIMATORS += [estimators.TrimmedMean(0.2, -1.0, 1.0)]
+ONE_FACTOR = "ceil("  # in the program below, of nothing else
 
 
 @jax.jit
 def clipped(limit, left, right):
-    sample = FactoredSamples(
-        _products.MatrixProducts(left[None], right[None], lambda x: x)
-    )
+    product = _products.MatrixProducts(left[None], right[None], lambda x: x)
+    sample = FactoredSamples(product)
     row = jax.tree.map(lambda x: x[0], sample.finite())
     return Clipping(limit).bound_fn()(row)[0].leaves.numbers
 
@@ -124,16 +131,6 @@ def test_constant_entries_are_measured_too(constant):
             assert measured == pytest.approx(expected, rel=1e-6)
         else:
             assert measured >= LONGEST**2
-
-
-NUM_ROWS = 8
-PARAMS = {"w": jnp.zeros((50, 60)), "b": jnp.zeros(1000)}
-CLIPPING = Clipping(1.0)
-ESTIMATORS = [CLIPPING, estimators.SmoothedClipping(1.0), estimators.Normalization(1.0)]
-ESTIMATORS += [estimators.Grouped(Clipping(jnp.ones(2)), ("w", "b"))]
-ESTIMATORS += [estimators.MedianOfMeans(CLIPPING, 2)]
-ESTIMATORS += [estimators.TrimmedMean(0.2, -1.0, 1.0)]
-ONE_FACTOR = "ceil("  # in the program below, of nothing else
 
 
 def loss_fn(params, example):

@@ -253,8 +253,7 @@ def test_nothing_leaves_its_bound_or_its_range(name):
         np.testing.assert_array_equal(present, method(predictions[1:], targets[1:])[0])
     # Any target is mapped into the range, and a mean has a finite prediction.
     mapped = loss.targets_of(jnp.asarray(WILD))
-    assert mapped.dtype == jnp.float32
-    assert mapped.shape == WILD.shape
+    assert (mapped.dtype, mapped.shape) == (jnp.float32, WILD.shape)
     assert bool(jnp.isfinite(mapped).all())
     low, high = loss.target_range
     assert bool((low <= mapped).all() & (mapped <= high).all())
@@ -346,9 +345,8 @@ def test_a_label_above_zero_is_the_positive_class(loss):
     signs = np.array([-1] * 4 + [1] * 3, np.float32)
     for method in (loss.value, loss.derivative, loss.curvature):
         of_each = jax.vmap(method, in_axes=(None, 0))
-        ours, expected = (
-            of_each(predictions, jnp.stack([x] * 3, 1)) for x in (labels, signs)
-        )
+        pairs = (jnp.stack([x] * 3, 1) for x in (labels, signs))
+        ours, expected = (of_each(predictions, x) for x in pairs)
         np.testing.assert_array_equal(ours, expected)
     for label, sign in ((False, -1.0), (0, -1.0), (True, 1.0), (3, 1.0)):
         slope = jax.grad(loss)(jnp.ones(1), (jnp.ones(1), label))

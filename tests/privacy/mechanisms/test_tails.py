@@ -43,9 +43,8 @@ def arsinh(z):
 
 def mixed(function):
     """Averages a function of a number and a spread over the spreads."""
-    return lambda z: sum(
-        w * function(z, b) for w, b in zip(WEIGHTS, SPREADS, strict=True)
-    )
+    parts = [*zip(WEIGHTS, SPREADS, strict=True)]
+    return lambda z: sum(w * function(z, b) for w, b in parts)
 
 
 def of_vector(mechanism, **scale):

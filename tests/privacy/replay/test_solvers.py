@@ -73,9 +73,8 @@ def descent(estimator=CLIPPING, **options):
         given = {"epsilon": 1.0 + i, "delta": 1e-5, "learning_rate": 0.1, "key": key}
         given |= {"execution": solvers.Execution(callback=tick), "num_steps": 4}
         given |= {"estimator": estimator} | options
-        solution = solvers.dp_gradient_descent(
-            losses.squared, jnp.zeros(D), data, **given
-        )
+        problem = losses.squared, jnp.zeros(D), data
+        solution = solvers.dp_gradient_descent(*problem, **given)
         jax.effects_barrier()
         solution.stats["ticks"] = list(TICKS)
         return solution

@@ -95,10 +95,9 @@ def test_choices_of_two_candidates_have_the_stated_law(name, key):
     # 23 of 41: a gap of 5. Chi-square, false alarm 1e-6.
     epsilon, num_draws = 0.5, 100_000
 
-    def draw(key):
-        return solve_two(23, name, key=key, epsilon=epsilon).params
-
-    params = jax.jit(jax.vmap(draw))(jax.random.split(key, num_draws))
+    params = jax.jit(
+        jax.vmap(lambda key: solve_two(23, name, key=key, epsilon=epsilon).params)
+    )(jax.random.split(key, num_draws))
     first = int((params[:, 0] == 1).sum())
     assert first + int((params[:, 1] == 1).sum()) == num_draws
 

@@ -165,8 +165,7 @@ def test_certificate_holds(name, loss, epsilon, regularization):
     stats = solution.stats
     eta = stats["stddev"] * RNG.normal(size=features.shape[1])
     setting = loss, len(features) * stats["regularization"], eta
-    rows, params, _ = computed_minimizer(
-        features, labels, *setting, stats["gradient_norm"]
-    )
+    given = features, labels, *setting, stats["gradient_norm"]
+    rows, params, _ = computed_minimizer(*given)
     gradient = exact_gradient(rows, params, *setting)
     assert np.linalg.norm(gradient) <= stats["gradient_norm"]

@@ -16,8 +16,7 @@ from dpjax.accounting._sampled_gaussian import poisson_capacity
 from dpjax.accounting._selection import selection_event
 from dpjax.accounting._subsampling import gaussian_event
 
-# Randomised response of an epsilon that leaks its bit with a probability, in units of
-# the limit: (epsilon, delta).
+# Randomised response that may leak its bit: (epsilon, delta) in units of the limit.
 STEPS = [(0.0, 0.0), (0.2, 0.0), (0.5, 0.0), (0.1, 0.1), (0.05, 0.4)]
 
 

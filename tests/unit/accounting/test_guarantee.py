@@ -41,8 +41,7 @@ def test_a_guarantee_is_an_immutable_value():
     composed = dpa.ComposedDpEvent((EVENT, dpa.NoOpDpEvent()))
     assert len({PrivacyGuarantee.of(1.0, 1e-5, dp_event=composed)}) == 1
     none = PrivacyGuarantee.non_private()
-    assert none.epsilon == math.inf
-    assert none.dp_event == dpa.NonPrivateDpEvent()
+    assert (none.epsilon, none.dp_event) == (math.inf, dpa.NonPrivateDpEvent())
     assert "No privacy" in str(none)
     assert none == PrivacyGuarantee.non_private()
 
@@ -155,8 +154,7 @@ EVERY_KIND = [
 def test_every_curve_of_attacks_is_one(epsilon, delta, event, relation):
     privacy = PrivacyGuarantee.of(epsilon, delta, dp_event=event, relation=relation)
     curve = privacy.tradeoff(RATES)
-    assert curve.shape == RATES.shape
-    assert curve[-1] == 1
+    assert (curve.shape, curve[-1]) == (RATES.shape, 1)
     assert np.all(curve >= RATES)
     slopes = np.diff(curve) / np.diff(RATES)
     assert np.all(slopes >= 0)

@@ -75,10 +75,7 @@ def model_file(model):
 
 
 def refusals(lines, run=invoke, fixture="folder"):
-    """Returns a test of lines `words => message`: refused, and nothing is written.
-
-    The words are those of a command, which runs in a fixture.
-    """
+    """Tests lines `words of a command => message`: refused, and nothing is written."""
 
     @pytest.mark.parametrize(
         ("words", "message"), re.findall(r"^(.+?) =>\s+(.+)$", lines, re.MULTILINE)

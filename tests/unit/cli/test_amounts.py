@@ -177,8 +177,7 @@ def test_a_run_is_charged_for_its_ranges():
     bought = buy(OPEN, epsilon=2.0, delta=1e-6)
     mean = dp_mean(np.zeros((800, 1)), key=jax.random.key(1), epsilon=0.5, delta=1e-5)
     privacy = bought.joined(mean.privacy)
-    assert privacy.epsilon == 2.5
-    assert privacy.delta == pytest.approx(1.1e-5)
+    assert (privacy.epsilon, privacy.delta) == (2.5, pytest.approx(1.1e-5))
     assert "any one of the 800 records" in str(privacy)
     hash(privacy.dp_event)
 

@@ -220,9 +220,8 @@ CASES = [
     (datasets.Pareto(1.5, 2.0), stats.pareto(1.5, scale=2), stats.pareto(1.8, scale=2)),
     (LOG_NORMAL.centered(), *CENTERED),
 ]
-models = pytest.mark.parametrize(
-    "model", [datasets.linear_model, datasets.logistic_model]
-)
+problems = datasets.linear_model, datasets.logistic_model
+models = pytest.mark.parametrize("model", problems)
 
 
 def check_law(law, oracle, wrong, key, names):

@@ -21,9 +21,7 @@ SIZES = np.r_[np.geomspace(1e-8, 1e30, 300), np.linspace(0.01, 8, 800)]
 SIZES = np.unique(SIZES).astype(np.float32)
 
 
-@jax.jit
-def influence(estimator, x):
-    return estimator.influence(x)
+influence = jax.jit(lambda estimator, x: estimator.influence(x))
 
 
 def smoothed_truncate(x, scale, beta):

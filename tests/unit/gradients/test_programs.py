@@ -19,6 +19,14 @@ from dpjax.gradients._loss import streamlined
 from tests.factored import FAST_TO_COMPILE
 
 TOLERANCES = {jnp.bfloat16: 2**-6, jnp.float32: 1e-4, jnp.complex64: 1e-4}
+DTYPES = {  # and those that products may be summed up in
+    jnp.float64: [None],
+    jnp.float32: [None, jnp.float32, jnp.float64],
+    jnp.bfloat16: [None, jnp.bfloat16, jnp.float32],
+    jnp.complex64: [None, jnp.complex128],
+    jnp.int8: [None, jnp.int32],
+    jnp.bool_: [None],
+}
 
 
 @pytest.fixture(autouse=True)
@@ -78,16 +86,6 @@ def numbers(shape, dtype, seed):
     if np.issubdtype(dtype, np.complexfloating):
         values = values + 1j * values[..., ::-1] if shape else values + 1j
     return jnp.asarray(4 * values if dtype == np.int8 else values).astype(dtype)
-
-
-DTYPES = {  # and those that products may be summed up in
-    jnp.float64: [None],
-    jnp.float32: [None, jnp.float32, jnp.float64],
-    jnp.bfloat16: [None, jnp.bfloat16, jnp.float32],
-    jnp.complex64: [None, jnp.complex128],
-    jnp.int8: [None, jnp.int32],
-    jnp.bool_: [None],
-}
 
 
 @st.composite

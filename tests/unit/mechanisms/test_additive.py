@@ -76,10 +76,7 @@ def test_every_entry_has_noise_of_its_own_and_the_scale_of_its_leaf(name, key):
     mechanism, _ = MECHANISMS[name]
     value = {"a": jnp.zeros((200, 3)), "b": (jnp.zeros(200), jnp.ones(()))}
 
-    @jax.jit
-    def noisy(scale):
-        return mechanism(jax.random.clone(key), value, scale)
-
+    noisy = jax.jit(lambda scale: mechanism(jax.random.clone(key), value, scale))
     unit, half, none = noisy(1.0), noisy(0.5), noisy(0.0)
     # Correlation of independent columns is normal(0, 1 / 200), of ranks too.
     columns = [unit["a"][:, 0], unit["a"][:, 1], unit["b"][0]]
@@ -200,8 +197,7 @@ def test_all_bits_are_fair_and_independent(impl):
     n = 2**16
     words = _samplers._words(jax.random.key(0, impl=impl), (2, n // 2), None)
     words = np.stack([np.asarray(x).ravel() for x in words])
-    assert words.dtype == np.uint32
-    assert words.shape == (2, n)
+    assert (words.dtype, words.shape) == (np.uint32, (2, n))
     shifts = np.arange(32, dtype=np.uint32)
     bits = ((words[..., None] >> shifts) & 1).transpose(0, 2, 1).reshape(64, n)
     # Hoeffding: Pr[|mean of n signs| > t] <= 2 exp(-n t^2 / 2), for all 64^2 at once.

@@ -118,10 +118,7 @@ def test_too_many_dropouts_end_the_job(faults, names):
 
 
 def met(replace, **stated):
-    """Makes sums on a transport that puts other keys in the place of party 1's.
-
-    Returns who is not the one that they say they are.
-    """
+    """Replaces the keys of party 1, and returns who is not the one that they say."""
     impostors = []
 
     class InTheMiddle(Recorder):
@@ -195,11 +192,7 @@ def traced(function, shape=(3,)):
     return jax.jit(function).trace(jax.ShapeDtypeStruct(shape, jnp.float32))
 
 
-@jax.jit
-def inner_product(x, table):
-    return x @ table
-
-
+inner_product = jax.jit(lambda x, table: x @ table)
 TABLE = np.arange(3000, dtype=np.float32).reshape(3, 1000)
 OTHER_TABLE = TABLE + (np.arange(1000) == 500).astype(np.float32)
 # Pairs that differ as little as can be.

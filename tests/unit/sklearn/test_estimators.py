@@ -62,8 +62,7 @@ def test_coefficients_and_ranges_are_in_the_units_of_the_table(table, model):
     expected = np.stack([center, high, low, high]) @ model.coef_ + model.intercept_
     np.testing.assert_allclose(predictions, expected)
     assert model.feature_names_in_.tolist() == frame.columns
-    assert model.n_features_in_ == 3
-    assert model.privacy_.epsilon == 1.0
+    assert (model.n_features_in_, model.privacy_.epsilon) == (3, 1.0)
     assert model.privacy_.delta == 10_000**-1.1
 
 

@@ -67,8 +67,7 @@ def test_labels_of_many_records_are_bought_and_no_text_but_theirs(key):
     long = "a very long label of one record"
     labels = np.array(["yes"] * 500 + ["no"] * 300 + [long])
     bought = released(key, labels, 10.0)
-    assert bought.tolist() == ["no", "yes"]
-    assert bought.dtype == "<U3"
+    assert (bought.tolist(), bought.dtype) == (["no", "yes"], "<U3")
     assert released(jax.random.key(1), labels[-1:], 10.0).tolist() == [0]
     assert long in released(jax.random.key(2), labels, 1e-6, -math.inf)  # no privacy
 

@@ -358,8 +358,7 @@ def test_knots_of_bands_follow_from_public_numbers():
         return solution, solution.bands()
 
     few, bands = jax.eval_shape(solution_and_bands, *table())
-    assert few.params.knots == ()
-    assert few.correlations.shape == (3, 3)
+    assert (few.params.knots, few.correlations.shape) == ((), (3, 3))
     assert bands[0][1].shape == (3,)
 
 

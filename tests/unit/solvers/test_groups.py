@@ -36,9 +36,8 @@ def test_a_solution_is_a_table_and_its_guarantee_a_sentence(monkeypatch):
     assert frame.loc["means[3]"].tolist()[2:] == ends["means"][:, 3].tolist()
     monkeypatch.setitem(sys.modules, "pandas", None)
     assert solution._repr_html_().endswith(solution.privacy._repr_html_())
-    assert (
-        repr(solution) == "<Solution: 8 released numbers, epsilon = 1, delta = 1e-05>"
-    )
+    text = "<Solution: 8 released numbers, epsilon = 1, delta = 1e-05>"
+    assert repr(solution) == text
 
 
 def test_counts_have_the_stated_noise():

@@ -28,6 +28,21 @@ BUDGET = {"epsilon": 4.0, "delta": 1e-5}
 BANDS = mechanisms.BandedToeplitz.square_root(T, 2)
 BUFFERED = mechanisms.BufferedToeplitz(40, decays=(0.5,), scales=(0.5,))
 CLIPPED = {"estimator": Clipping(1.0)}
+SCALED = Scaled(dpjax.estimators.Truncation(1.0), {"w": 2.0, "b": 0.5})
+CASES = {
+    "poisson": (Clipping(1.0), Poisson(6.0), 0.2),
+    "disjoint": (MedianOfMeans(Clipping(1.0), 3), Disjoint(), None),
+    "bins": (AdaptiveThreshold(Clipping(1.0), 0.1, 9.0), BallsInBins(2), None),
+    "scaled": (SCALED, Poisson(6.0), None),
+}
+TRIMMED = dpjax.estimators.TrimmedMean(0.2, -1.0, 1.0)
+ADDED = {"relation": ADD_OR_REMOVE_ONE}
+PARTS = [
+    *({"batching": batching} for batching in registry.BATCHINGS.values()),
+    {"batching": Poisson(6.0), "monitor": 0.2},
+    {"batching": Full(), "estimator": TRIMMED},
+    *({"batching": x} | ADDED for x in (Full(), Poisson(6.0), BallsInBins(5))),
+]
 
 
 def loss_fn(params, example):
@@ -64,19 +79,9 @@ def assert_same(one, other):
 def assert_priced(run, multiplier, sampling):
     """The event of a run says what its steps cost, as the accountant does."""
     cost = accounting.epsilon_of(run.privacy.dp_event, BUDGET["delta"])
-    exact = accounting.noise_multiplier_to_epsilon(
-        multiplier, BUDGET["delta"], sampling
-    )
+    given = multiplier, BUDGET["delta"], sampling
+    exact = accounting.noise_multiplier_to_epsilon(*given)
     assert cost == pytest.approx(exact, rel=2e-3)
-
-
-SCALED = Scaled(dpjax.estimators.Truncation(1.0), {"w": 2.0, "b": 0.5})
-CASES = {
-    "poisson": (Clipping(1.0), Poisson(6.0), 0.2),
-    "disjoint": (MedianOfMeans(Clipping(1.0), 3), Disjoint(), None),
-    "bins": (AdaptiveThreshold(Clipping(1.0), 0.1, 9.0), BallsInBins(2), None),
-    "scaled": (SCALED, Poisson(6.0), None),
-}
 
 
 def by_hand(name, multiplier):
@@ -219,16 +224,6 @@ def test_add_or_remove_costs_what_its_batches_cost(batching):
     assert run.noise_multiplier == accounting.noise_multiplier(*BUDGET.values(), scheme)
 
 
-TRIMMED = dpjax.estimators.TrimmedMean(0.2, -1.0, 1.0)
-ADDED = {"relation": ADD_OR_REMOVE_ONE}
-PARTS = [
-    *({"batching": batching} for batching in registry.BATCHINGS.values()),
-    {"batching": Poisson(6.0), "monitor": 0.2},
-    {"batching": Full(), "estimator": TRIMMED},
-    *({"batching": x} | ADDED for x in (Full(), Poisson(6.0), BallsInBins(5))),
-]
-
-
 @pytest.mark.parametrize("options", PARTS, ids=lambda options: str([*options.values()]))
 def test_the_first_steps_cost_what_a_shorter_run_with_their_noise_costs(options):
     run = training(**options | {"num_steps": 9})
@@ -286,8 +281,7 @@ def test_noise_that_follows_the_data_has_no_public_norm():
 
 def test_settings_that_are_left_out_follow_from_the_budget_and_the_sizes():
     default = PrivateTraining(loss_fn, num_samples=N, **BUDGET)
-    assert default.num_steps == 400
-    assert default.batching == Poisson(6)
+    assert (default.num_steps, default.batching) == (400, Poisson(6))
     relative = default.relative_noise(D)
     noise = relative / math.sqrt(400)
     peak, quantile = 24 / 400 / (0.001 + noise), 1 / (1 + (50 * noise) ** 2)

@@ -12,11 +12,7 @@ from dpjax import accounting, solvers
 from dpjax.solvers.papers import _sample_and_aggregate, _smooth_center
 
 
-def mean(subset):
-    return subset.mean(axis=0)
-
-
-def solve(data, fit_fn=mean, **changes):
+def solve(data, fit_fn=lambda subset: subset.mean(axis=0), **changes):
     options = {"key": jax.random.key(1), "epsilon": 2.0, "delta": 1e-5}
     options |= {"num_subsets": 400, "diameter": 8.0} | changes
     return solvers.dp_sample_and_aggregate(fit_fn, data, **options)
@@ -24,8 +20,7 @@ def solve(data, fit_fn=mean, **changes):
 
 def test_weights_fall_smoothly_and_counts_of_points_are_the_least():
     weights = _smooth_center.smooth_weights(0.3, 200)
-    assert weights[0] == 1.0
-    assert weights[-1] == 2.0**-40
+    assert (weights[0], weights[-1]) == (1.0, 2.0**-40)
     narrowed = np.float32(weights)
     assert np.all(np.log(narrowed[:-1] / np.float64(narrowed[1:])) < 0.3 - 2.0**-21)
     for overlap in (1, 2, 5, 9):
@@ -69,8 +64,7 @@ def test_the_floor_of_the_noise_is_stated():
     options = {"smoothness": stats["smoothness"], "num_coordinates": 3}
     multiplier = _sample_and_aggregate.smooth_gaussian_multiplier(2.0, 1e-5, **options)
     assert stats["noise_multiplier"] == pytest.approx(multiplier)
-    assert stats["subset_size"] == 3
-    assert stats["spread"] == pytest.approx(0.08)
+    assert (stats["subset_size"], stats["spread"]) == (3, pytest.approx(0.08))
 
 
 def test_subsets_whose_fit_raises_or_has_another_shape_count_as_the_center():

@@ -53,8 +53,7 @@ def test_a_pytree_is_a_row():
     rows = np.random.default_rng(3).standard_normal((8_000, 5)) + np.arange(5)
     tree = {"a": rows[:, 0].astype("float16"), "b": rows[:, 1:].reshape(-1, 2, 2)}
     released = solve(tree)
-    assert released.params["a"].shape == ()
-    assert released.params["b"].shape == (2, 2)
+    assert (released.params["a"].shape, released.params["b"].shape) == ((), (2, 2))
     assert released.params["a"].dtype == jnp.float32
     low, high = np.asarray(released.interval(0.999)["b"])
     means = np.array([[1, 2], [3, 4]])
@@ -129,8 +128,7 @@ def test_budgets_of_trimmed_means():
     rho = accounting.epsilon_to_rho(1.0, 1e-5)
     full = descend()
     assert full.stats["rho"] == pytest.approx(rho / 4)
-    assert full.stats["batch_size"] == 200
-    assert full.privacy.epsilon == 1.0
+    assert (full.stats["batch_size"], full.privacy.epsilon) == (200, 1.0)
     assert full.privacy.dp_event.count == 4
     accountant = dp_accounting.rdp.RdpAccountant().compose(full.privacy.dp_event)
     assert 1.0 <= accountant.get_epsilon(1e-5) <= 1.1

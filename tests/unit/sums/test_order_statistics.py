@@ -189,9 +189,7 @@ def test_samples_that_tie_share_the_derivative():
     def gradient(x, m):
         return jax.grad(lambda x: middle_of(x, m)[2][0])(x)[:, 0]
 
-    @jax.jit
-    def gradient_of_median(x):
-        return jax.grad(lambda x: median(x)[0])(x)[:, 0]
+    gradient_of_median = jax.jit(lambda x: jax.grad(lambda x: median(x)[0])(x)[:, 0])
 
     # Of three twos, as many are kept as there is room for.
     np.testing.assert_allclose(gradient(x, 3), [1 / 3, 0, 1 / 3, 0, 1 / 3, 0, 0])

@@ -95,9 +95,8 @@ def test_pieces_make_the_step_of_the_whole_batch(name):
 
 def test_schedules_count_batches_and_not_pieces():
     def make(noise_multiplier, learning_rate):
-        return dpjax.chain(
-            private(CLIPPING, noise_multiplier), optax.sgd(learning_rate)
-        )
+        noisy = private(CLIPPING, noise_multiplier)
+        return dpjax.chain(noisy, optax.sgd(learning_rate))
 
     def injected(more):
         schedules = (lambda t: more * (8 - jnp.float32(t)), lambda t: jnp.float32(t))

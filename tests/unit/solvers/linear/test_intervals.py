@@ -118,9 +118,8 @@ def test_intervals_of_sums_hold_them_alone_and_together(num, level):
 def test_intervals_of_single_coefficients_are_those_of_sums():
     for how in ({}, {"simultaneous": True}):
         low, high = ends = NORMAL.interval(0.9, **how)
-        np.testing.assert_allclose(
-            NORMAL.interval_of(np.eye(3), 0.9, **how), ends, 1e-6
-        )
+        of_each = NORMAL.interval_of(np.eye(3), 0.9, **how)
+        np.testing.assert_allclose(of_each, ends, 1e-6)
         half = stats.norm.isf(0.05 / (3 if how else 1)) * ERRORS
         np.testing.assert_allclose((high - low) / 2, half, rtol=1e-5)
     unknown = dataclasses.replace(NORMAL, standard_errors=jnp.array([1, 1, jnp.inf]))

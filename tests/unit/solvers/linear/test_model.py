@@ -82,8 +82,7 @@ def test_classes_are_told_apart():
     ],
 )
 def test_a_constant_alone_takes_all_of_the_budget(loss, constant):
-    ones, labels = np.ones((NUM, 1)), np.arange(NUM) % 5 > 0
-    data = ones, labels.astype(np.float32)
+    data = np.ones((NUM, 1)), np.float32(np.arange(NUM) % 5 > 0)
     solution = solve(loss, data=data, intercept=0, epsilon=0.5)
     np.testing.assert_allclose(np.squeeze(solution.params, 0), constant, atol=0.1)
     shares = solution.stats["shares"]
