@@ -224,12 +224,19 @@ def _student_noise(key: Key, setting: Setting) -> Sample:
     return Sample(data, test, problem.true_params)
 
 
+def logistic_model(key: Key, sign: int = 1, noise_law: Any = None, **given: Any) -> Any:
+    """Draws labels, the signs of a linear model as in 004; as in 001 for sign = -1."""
+    latent = datasets.linear_model(key, noise_law=noise_law, **given)
+    ones = jnp.ones_like(latent.targets)
+    return latent._replace(targets=jnp.where(sign * latent.targets > 0, ones, -ones))
+
+
 @partial(jax.jit, static_argnums=1)
 def _in_unit_ball(key: Key, setting: Setting) -> Sample:
     """Two classes; features of heavy tails, scaled down to the unit ball."""
     laws = {"feature_law": StudentT(3.0), "noise_law": Logistic()}
     sizes = {"num_samples": setting.num_samples, "num_features": setting.num_features}
-    problem = datasets.logistic_model(key, **sizes, **laws)
+    problem = logistic_model(key, **sizes, **laws)
     norms = jnp.linalg.norm(problem.features, axis=1, keepdims=True)
     data = problem.features / jnp.maximum(norms, 1), problem.targets
     return Sample(data, data, problem.true_params)
@@ -275,16 +282,13 @@ def _real(name: Any) -> Any:
 
 
 _loaded = cache(load)
-
-
 _EXCESS = 0.2
 _NUM_TEST = 100_000
 _SKEWED = LogNormal(0.0, 0.6**0.5)  # Lognormal(0, sigma^2) of 004 with sigma^2 = 0.6
 _SLIGHT = Normal(scale=0.1**0.5)
 _WIDE = Normal(scale=5**0.5)
-
 _LINEAR = partial(_synthetic, datasets.linear_model)
-_LOGISTIC = partial(_synthetic, datasets.logistic_model)
+_LOGISTIC = partial(_synthetic, logistic_model)
 _CENTERED = LogLogistic(location=0.2, scale=0.2).centered()
 _LOG_GAMMA = LogGamma(0.5).centered()
 

@@ -32,8 +32,6 @@ from dpjax.solvers import Execution, Solution
 _NUM_SHOWN = 50  # iterates of a run, at most twice as many
 CELLS = "cells"  # the folder of finished cells
 _CHUNK_BYTES = 2**28  # of features that repetitions side by side may take
-
-
 _seen: list[tuple[Any, Any]] = []  # (step, iterate) of a run
 
 

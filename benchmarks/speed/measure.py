@@ -34,8 +34,6 @@ LEAST_TURN = 5e-3  # seconds that are timed in a turn, so that the clock is fine
 # call cannot live unseen on what compiling has left.
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "65536"}
 LONG = 1.0  # seconds from which on a call needs none before it
-
-
 # How many seconds a case may take, and how many rounds at least and at most.
 FULL, ALONE = (12.0, 5, 25), (0.5, 3, 15)
 # Bytes of memory that the machine's bandwidth is measured on, by platform: within a

@@ -362,8 +362,6 @@ METHODS = {
 }
 # The best of these is the choice in hindsight.
 HINDSIGHT = (CONSTANT, LINES, *CURVES)
-
-
 _LAST: list[str] = []
 
 

@@ -11,7 +11,7 @@ from dpjax._lazy import lazily
 if TYPE_CHECKING:
     from dpjax.datasets._dataset import Dataset as Dataset  # for annotations
     from dpjax.datasets._dataset import load
-    from dpjax.datasets._heavy_tailed import linear_model, logistic_model
+    from dpjax.datasets._heavy_tailed import linear_model
     from dpjax.datasets._laws import LogNormal, Normal, Pareto, StudentT
     from dpjax.tables.columns._kinds import Categorical, Numeric
 
@@ -20,7 +20,7 @@ __getattr__, __dir__ = lazily(
     {
         "dpjax.datasets._dataset": "Dataset load",
         "dpjax.tables.columns._kinds": "Categorical Numeric",
-        "dpjax.datasets._heavy_tailed": "linear_model logistic_model",
+        "dpjax.datasets._heavy_tailed": "linear_model",
         "dpjax.datasets._laws": "LogNormal Normal Pareto StudentT",
     },
 )
@@ -34,5 +34,4 @@ __all__ = [
     "StudentT",
     "linear_model",
     "load",
-    "logistic_model",
 ]

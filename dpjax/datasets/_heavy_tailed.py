@@ -1,7 +1,7 @@
-"""Synthetic regression and classification, as in papers 001 and 004."""
+"""Synthetic regression, as in papers 001 and 004."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,6 @@ from dpjax.datasets._laws import Law, LogNormal, Normal
 
 _STANDARD_NORMAL = Normal()
 _SKEWED_NOISE = LogNormal(location=1.0, scale=1.0).centered()
-_SKEWED_FEATURES = LogNormal(scale=0.6**0.5)
 
 
 class Synthetic(NamedTuple):
@@ -94,41 +93,3 @@ def linear_model(
     if noise_law is not None:
         targets += noise_law.sample(noise_key, (num_samples,))
     return Synthetic(features, targets, true_params)
-
-
-def logistic_model(
-    key: Key,
-    *,
-    num_samples: int,
-    num_features: int,
-    feature_law: Law = _SKEWED_FEATURES,
-    noise_law: Law | None = None,
-    params_fn: Callable[[Key, int], jax.Array] = l1_ball_params,
-    sign: int = 1,
-) -> Synthetic:
-    """Draws a binary classification problem.
-
-    The target is +1 if sign·z > 0, for z = <w*, x> + e, else -1. With sign = 1, as in
-    004, y = sign(sigmoid(z) - 1/2), and the logistic loss decreases along w*. With
-    sign = -1, as 001 writes it, y = sign(1 / (1 + exp(z)) - 1/2), and the loss
-    decreases along -w*.
-
-    The defaults follow figure 2 of paper 004: log-normal features and no noise. Other
-    arguments are those of `linear_model`, and so is the result.
-
-    Example:
-        >>> import jax
-        >>> problem = logistic_model(
-        ...     jax.random.key(0), num_samples=100, num_features=40)
-        >>> sorted({float(label) for label in problem.targets})
-        [-1.0, 1.0]
-
-    Reference:
-        004, sections 6.1 and 6.3; 001, section 6 and appendix C.
-    """
-    _validate.require(sign in (1, -1), "sign", sign, "1 or -1")
-    laws: Any = {"feature_law": feature_law, "noise_law": noise_law}
-    sizes = {"num_samples": num_samples, "num_features": num_features}
-    latent = linear_model(key, **sizes, **laws, params_fn=params_fn)
-    ones = jnp.ones_like(latent.targets)
-    return latent._replace(targets=jnp.where(sign * latent.targets > 0, ones, -ones))

@@ -19,6 +19,7 @@ from benchmarks.figures.catalogue import panels
 from benchmarks.figures.methods import METHODS
 from benchmarks.figures.panel import Panel, Setting, Size
 from benchmarks.figures.problems import PROBLEMS, measure, optimum
+from dpjax import losses
 from tests.unit.datasets.test_datasets import check_law
 
 # That runs resume, and what is written of them, not which numbers they find.
@@ -166,6 +167,18 @@ LAWS = {
     laws.LogLogistic(scale=1 / 0.1): [stats.fisk(0.1), stats.fisk(0.12)],
     laws.LogGamma(concentration=0.5): [stats.loggamma(x) for x in (0.5, 0.6)],
 }
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_labels_have_the_sign_of_each_paper(sign, key):
+    """That of paper 004 by default, and of 001."""
+    changes = {"feature_law": laws._SKEWED} | ({} if sign == 1 else {"sign": sign})
+    problem = laws.logistic_model(key, num_samples=2_000, num_features=7, **changes)
+    latent = np.asarray(problem.features) @ np.asarray(problem.true_params)
+    assert np.array_equal(problem.targets, np.sign(sign * latent))
+    loss_fn = jax.vmap(losses.logistic, in_axes=(None, 0))
+    params, data = sign * problem.true_params, problem.data
+    assert loss_fn(params, data).mean() < loss_fn(-params, data).mean()
 
 
 @pytest.mark.parametrize("law", LAWS, ids=str)

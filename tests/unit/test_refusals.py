@@ -159,8 +159,7 @@ FUNCTIONS = {
     "noise_multiplier noise_multiplier_to_epsilon tuning_epsilon tuning_budget",
     "batching": "BallsInBins CyclicPoisson Poisson WithoutReplacement",
     "constraints": "Box Polytope grid_net",
-    "datasets": "Normal LogNormal Categorical Numeric Pareto StudentT "
-    "linear_model logistic_model",
+    "datasets": "Normal LogNormal Categorical Numeric Pareto StudentT linear_model",
     "estimators": "AdaptiveThreshold Grouped MedianOfMeans Scaled "
     "MedianOfMeans.for_failure_prob Truncation.for_moment Winsorization.for_moment "
     "SmoothedTruncation.for_moment",
