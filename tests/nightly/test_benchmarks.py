@@ -144,11 +144,10 @@ def test_a_run_replaces_its_cases_and_goes_on(cpu, monkeypatch):
 
 
 def test_a_case_runs_and_leaves_out_what_fails():
-    x = np.ones((64, 4), np.float32)
-
     def broken():
         raise RuntimeError("out of memory\nand more")
 
+    x = np.ones((64, 4), np.float32)
     mean, host = jax.jit(estimators.Truncation(1.0)), lambda: (x.mean, (0,))
     methods = [
         Method("ours", lambda: (mean, (x,)), moved_bytes=1024),

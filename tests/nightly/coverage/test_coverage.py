@@ -164,15 +164,14 @@ def test_intervals_of_groups_of_unlike_tails():
 
 @pytest.mark.parametrize("law", ["normal", "student", "lognormal"])
 def test_intervals_of_means(law):
-    num_runs, num_samples = 400, 20_000
-    rng = np.random.default_rng(1)
-    z, mean, _ = laws(rng, law, (num_runs, num_samples))
-    keys = jax.random.split(jax.random.key(2), num_runs)
-
     def interval(run):
         key, x = run
         return dp_mean(x, key=key, **BUDGET).interval()
 
+    num_runs, num_samples = 400, 20_000
+    rng = np.random.default_rng(1)
+    z, mean, _ = laws(rng, law, (num_runs, num_samples))
+    keys = jax.random.split(jax.random.key(2), num_runs)
     runs = keys, z.astype(np.float32)
     low, high = np.asarray(jax.jit(partial(jax.lax.map, interval))(runs)).T
     # 93 percent less what 400 runs may miss: 1 in 100.

@@ -90,6 +90,12 @@ def test_no_convolution_of_another_order_is_left_inside_a_loop_on_cpu(key):
         )
         return jnp.sum(jnp.sin(out))
 
+    def plain(kernel, batch):  # the reason for it all: where this fails, delete it
+        def step(total, x):
+            return total + jax.grad(loss_fn)(kernel, x), None
+
+        return jax.lax.scan(step, jnp.zeros_like(kernel), batch)[0]
+
     arguments = (
         jax.random.normal(key, (3, 2, 3, 5)),
         jax.random.normal(jax.random.fold_in(key, 1), (16, 8, 7, 3)),
@@ -98,12 +104,5 @@ def test_no_convolution_of_another_order_is_left_inside_a_loop_on_cpu(key):
     text = jax.jit(grad_fn).lower(*arguments).compile().as_text()
     orders = set(re.findall(r"dim_labels=(\S+?)[,\s]", text))
     assert orders == {"b01f_01io->b01f"}
-
-    def plain(kernel, batch):  # the reason for it all: where this fails, delete it
-        def step(total, x):
-            return total + jax.grad(loss_fn)(kernel, x), None
-
-        return jax.lax.scan(step, jnp.zeros_like(kernel), batch)[0]
-
     text = jax.jit(plain).lower(*arguments).compile().as_text()
     assert set(re.findall(r"dim_labels=(\S+?)[,\s]", text)) != orders

@@ -101,12 +101,11 @@ def test_sensitivities_of_strategies_are_those_of_jax_privacy():
 
 
 def test_optimal_strategies_have_a_smaller_error():
-    pytest.importorskip("jax_privacy")
-
     def errors(strategy, **pattern):
         prefix = np.tri(24) @ np.linalg.inv(strategy.matrix())
         return strategy.sensitivity(**pattern) ** 2 * (prefix**2).sum(axis=1)
 
+    pytest.importorskip("jax_privacy")
     best, root = BandedToeplitz.optimal(24, 4), BandedToeplitz.square_root(24, 4)
     assert best.num_bands == 4
     assert errors(best).mean() < errors(root).mean()

@@ -419,8 +419,6 @@ def test_derivatives_over_devices_are_those_of_one():
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_correlated_noise(name):
-    mesh = mesh_over_two_axes(AxisType.Explicit)
-
     def released(params, grads, axis_name=None):
         options = {"noise_multiplier": 3.0, "noise": STRATEGIES[name]}
         options |= {"key": jax.random.key(3), "axis_name": axis_name}
@@ -432,6 +430,7 @@ def test_correlated_noise(name):
 
         return jax.lax.scan(step, transform.init(params), length=6)[1]
 
+    mesh = mesh_over_two_axes(AxisType.Explicit)
     params, grads = jnp.zeros((4, 3)), normal(18, 8, 4, 3)
     alone = jax.jit(released)(params, grads)
     with jax.set_mesh(mesh):

@@ -37,12 +37,11 @@ def descent(key, data, **changes):
     ("batching", "copies"), [(Full(), 0.0), (Disjoint(), 1.0), (Poisson(5_000), 1.5)]
 )
 def test_twenty_repetitions_need_little_more_memory_than_one(batching, copies):
-    n, d = 100_000, 50
-    shapes = floats(n, d), floats(n)
-
     def repetition(key, data):
         return descent(key, data, num_steps=20, batching=batching)
 
+    n, d = 100_000, 50
+    shapes = floats(n, d), floats(n)
     keys = jax.random.split(jax.random.key(0), 20)
     size = 4 * n * (d + 1)
     single = temporary_bytes(repetition, keys[0], shapes)

@@ -169,11 +169,10 @@ BATCH_NORMS = {
 
 @pytest.mark.parametrize("name", BATCH_NORMS)
 def test_running_statistics_are_refused(name):
-    all_of_it, params, fixed = BATCH_NORMS[name]()
-
     def loss_fn(params, x):
         raise AssertionError("nothing is computed before the check")
 
+    all_of_it, params, fixed = BATCH_NORMS[name]()
     message, rows = rf"params .*{name}.* BatchNorm.*Group", jnp.ones((4, 3))
     robust = partial(dpjax.robust_grad, estimator=Clipping(1.0))
     for grad_of in (dpjax.per_sample_grad, robust, streamed_grad):

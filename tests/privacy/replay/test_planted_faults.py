@@ -232,6 +232,9 @@ def test_a_file_in_which_a_cell_takes_its_neighbours(commands, monkeypatch, faul
 
 
 def test_entry_of_the_guide_to_a_mechanism(monkeypatch):
+    def hook(module, name, around):
+        monkeypatch.setattr(module, name, partial(around, getattr(module, name)))
+
     page = Path(__file__).parents[3] / "docs" / "contribute" / "mechanism.md"
     skeleton, entry, lines = (
         part.partition("```\n")[0]
@@ -239,10 +242,6 @@ def test_entry_of_the_guide_to_a_mechanism(monkeypatch):
     )
     mechanism, replay = types.ModuleType("mechanism"), _replay.Replay()
     exec(skeleton, vars(mechanism))
-
-    def hook(module, name, around):
-        monkeypatch.setattr(module, name, partial(around, getattr(module, name)))
-
     monkeypatch.setitem(_replay._COSTS, "logistic", _replay._laplace)
     names = {"replay": replay, "_my_mechanism": mechanism, "hook": hook}
     names |= {"jax": jax, "jnp": jax.numpy}

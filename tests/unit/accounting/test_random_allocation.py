@@ -69,12 +69,11 @@ def test_two_steps_by_quadrature(stddev, is_adaptive):
     ("stddev", "num_steps", "num_bins"), [(1.0, 13, 5), (0.7, 20, 20), (1.5, 6, 9)]
 )
 def test_simulated_runs_lose_no_more(stddev, num_steps, num_bins):
-    rng, num_runs, delta = np.random.default_rng(3), 40_000, 0.02
-
     def ratio(noise):
         values = np.exp(noise / stddev - 0.5 / stddev**2).sum(axis=1)
         return (num_bins - noise.shape[1] + values) / num_bins
 
+    rng, num_runs, delta = np.random.default_rng(3), 40_000, 0.02
     with_record, replaced, without = np.zeros((3, num_runs))
     for start in range(0, num_steps, num_bins):
         size = min(num_bins, num_steps - start)

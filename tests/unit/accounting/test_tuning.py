@@ -195,11 +195,10 @@ def test_a_tuning_of_one_run_costs_what_the_run_costs(distribution):
 
 
 def test_a_guarantee_counts_where_its_event_is_unknown():
-    options = {"mean_trials": 5.0, "distribution": "geometric"}
-
     def guarantee(event, delta=1e-6):
         return PrivacyGuarantee.of(0.3, delta, dp_event=event)
 
+    options = {"mean_trials": 5.0, "distribution": "geometric"}
     stated = tuning_epsilon(guarantee(dpa.UnsupportedDpEvent()), DELTA, **options)
     assert 0.3 < stated < 0.9
     # The five runs' delta cannot be paid from less.

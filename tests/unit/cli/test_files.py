@@ -79,16 +79,15 @@ READ["one row"] = text(ROWS[:1]).encode(), "", PRICES[:1]
 
 @pytest.mark.parametrize("kind", ODD)
 def test_odd_lines_are_reported_by_commands_that_read_records(here, kind):
-    head, *rows = [HEAD, *ODD[kind]] if kind != "a title" else ODD[kind]
-    (here / "data.csv").write_text(text(rows, head))
-    (here / "schema.toml").write_text(SCHEMA.replace("columns.town", "# "))
-
     def told(*options):
         shown = outputs_of("schema", "data.csv", "--from-data", *options)
         checked = outputs_of("check", "data.csv", "--schema", "schema.toml", *options)
         messages = shown[2], checked[1]
         return shown[0], checked[0], *(ADVICE[kind] in message for message in messages)
 
+    head, *rows = [HEAD, *ODD[kind]] if kind != "a title" else ODD[kind]
+    (here / "data.csv").write_text(text(rows, head))
+    (here / "schema.toml").write_text(SCHEMA.replace("columns.town", "# "))
     # A title names no column of the schema: the option is told before the error.
     assert told() == (0, 2 * (kind == "a title"), True, True)
     if kind in ENDS:

@@ -210,14 +210,13 @@ def test_several_parameters_of_one_rule_have_their_own_ways():
     def layer(w, x, v, b):
         return jnp.tanh(x @ w) @ v + jnp.stack([b, b])
 
-    with_several = jax.custom_vjp(layer)
-
     def backward(inputs, g):
         w, x, v, _ = inputs
         h = jnp.tanh(x @ w)
         inner = (g @ v.T) * (1 - h**2)
         return x.T @ inner, inner @ w.T, h.T @ g, g.sum(axis=0)
 
+    with_several = jax.custom_vjp(layer)
     with_several.defvjp(lambda *inputs: (layer(*inputs), inputs), backward)
     params = {name: 0.2 * numbers(40, 40, seed=i) for i, name in enumerate("wv")}
     params["b"] = numbers(40)

@@ -56,14 +56,13 @@ def test_exact_comparisons_agree_with_those_in_floats(monkeypatch):
     "exponent", [Fraction(1), Fraction(1, 3), Fraction(1001, 7), Fraction(40)]
 )
 def test_comparison_with_exp_is_right_next_to_it(exponent):
+    def never(count):
+        raise AssertionError("the bits at hand decide")
+
     with mpmath.workdps(300):
         value = mpmath.exp(-mpmath.mpf(exponent.numerator) / exponent.denominator)
         bits = 53 + int(exponent * 3 / 2)  # enough to see the value
         word = int(mpmath.floor(value * 2**bits))
-
-    def never(count):
-        raise AssertionError("the bits at hand decide")
-
     compare = _discrete_gaussian._is_below_exp
     assert compare(word - 1, bits, exponent, never)
     assert not compare(word + 1, bits, exponent, never)

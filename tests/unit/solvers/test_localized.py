@@ -91,13 +91,12 @@ def test_it_goes_to_the_edge_of_the_ball_against_a_slope():
 
 
 def test_parameters_may_be_a_tree_around_any_center():
-    x = np.random.default_rng(0).standard_normal((20_000, 2)).astype("float32")
-    y = x @ np.array([1.0, -1.0], "float32") + 3
-
     def loss_fn(params, example):
         features, target = example
         return (params["w"] @ features + params["b"] - target) ** 2 / 2
 
+    x = np.random.default_rng(0).standard_normal((20_000, 2)).astype("float32")
+    y = x @ np.array([1.0, -1.0], "float32") + 3
     options = {"params": {"w": jnp.array([1.0, -1.0]), "b": jnp.array(2.5)}}
     options |= {"moment_bound": 30.0, "diameter": 2.0, "smoothness": 1.0}
     found = solve((x, y), loss_fn, **options).params

@@ -28,13 +28,12 @@ def regress(features=None, targets=None, **changes):
 
 
 def test_the_largest_weights_are_kept_in_a_pytree_too():
-    solution = threshold(epsilon=1e6)
-    np.testing.assert_allclose(solution.params, [0.75, -1.35, 0.0], atol=1e-3)
-    assert solution.params[2] == 0
-
     def loss_fn(params, example):
         return jnp.dot(params["w"], example[:2]) + params["b"] * example[2]
 
+    solution = threshold(epsilon=1e6)
+    np.testing.assert_allclose(solution.params, [0.75, -1.35, 0.0], atol=1e-3)
+    assert solution.params[2] == 0
     params = {"w": jnp.zeros(2), "b": jnp.zeros(())}
     tree = threshold(params=params, loss_fn=loss_fn, epsilon=1e6)
     assert tree.params["b"] == 0

@@ -117,14 +117,13 @@ def test_after_half_precision_all_is_in_float32(make):
 # -- Adam --------------------------------------------------------------------------
 @pytest.mark.parametrize("kind", ["number", "prefix"])
 def test_dp_adam_is_its_formula(kind):
+    def split(x):
+        return {"a": jnp.float32(x[:2]), "b": (jnp.float32(x[2:4]), jnp.float32(x[4]))}
+
     grads = np.random.default_rng(1).normal(size=(6, 5)) * np.logspace(-3, 3, 5)
     scales = {"number": 0.7, "prefix": np.array([0.7, 0.7, 0.1, 0.1, 0.1])}[kind]
     stddevs = np.outer(np.arange(1, 7), scales * np.ones(5))
     adam = scale_by_dp_adam(b1=0.8, b2=0.9, eps=1e-3, floor=0.2)
-
-    def split(x):
-        return {"a": jnp.float32(x[:2]), "b": (jnp.float32(x[2:4]), jnp.float32(x[4]))}
-
     m = v = 0.0
     state = adam.init(split(np.zeros(5)))
     for t, (g, s) in enumerate(zip(grads, stddevs, strict=True), start=1):
