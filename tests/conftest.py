@@ -19,8 +19,7 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 WHOLE = "--xla_cpu_parallel_codegen_split_count=1"
 COUNTED = {"at": 0.0}  # when memory mappings were counted: see `few_programs`
 UNIT = Path(__file__).parent / "unit"
-# A source distribution holds the library and its tests alone. Files about pages, and
-# those that import benchmarks, need the repository, too.
+# Files that a source distribution, which has no pages and benchmarks, cannot run.
 NEEDS_REPOSITORY = {"test_notebooks.py", "test_processes.py"}
 IS_REPOSITORY = (Path(__file__).parents[1] / "benchmarks").exists()
 

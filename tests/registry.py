@@ -166,8 +166,7 @@ BATCHINGS = {
 
 
 def _budget(key: jax.Array, i: int) -> dict[str, Any]:
-    # Budgets are near each other: where another mechanism becomes the better one, it is
-    # compiled.
+    # Budgets are near each other: where another mechanism is better, it is compiled.
     return {"key": key, "epsilon": 0.5 + i / 10, "delta": 1e-5 / (1 + i)}
 
 
@@ -213,8 +212,7 @@ def enough(name: str, few: int) -> int:
     return 320 if "aggregate" in name else 800 if "_sco" in name else few
 
 
-# make(data, key, i) -> a release of data = (features, targets), whose numbers (epsilon,
-# scales, step sizes) depend on i.
+# make(data, key, i) -> a release of (features, targets), whose numbers depend on i.
 SOLVERS = {
     "dp_gradient_descent": _descent(estimators.SmoothedTruncation),
     "dp_gradient_descent, disjoint": _descent(

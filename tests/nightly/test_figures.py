@@ -25,6 +25,15 @@ from tests.unit.datasets.test_datasets import check_law
 # That runs resume, and what is written of them, not which numbers they find.
 NAMES = list(panels())
 BUNDLED = ("adult", "rand_hie")
+# Each law with its oracle, and an oracle of a wrong parameter.
+FISK = [stats.fisk(5, scale=math.exp(0.2) * factor) for factor in (1, 1.2)]
+LAWS = {
+    laws.Laplace(location=-1.0, scale=5.0): [stats.laplace(-1, x) for x in (5, 6)],
+    laws.Logistic(scale=0.5): [stats.logistic(0, x) for x in (0.5, 0.6)],
+    laws.LogLogistic(location=0.2, scale=0.2): FISK,
+    laws.LogLogistic(scale=1 / 0.1): [stats.fisk(0.1), stats.fisk(0.12)],
+    laws.LogGamma(concentration=0.5): [stats.loggamma(x) for x in (0.5, 0.6)],
+}
 
 
 def run(name, folder, size=Size.SMOKE, seed=0, **changes):
@@ -156,17 +165,6 @@ def test_nothing_is_better_than_the_optimum(problem):
         difference = risk(params, sample.data) - risk(best, sample.data)
         assert excess == pytest.approx(float(difference.mean()), rel=1e-3, abs=1e-7)
     assert measure("excess risk", kind, best, best, sample) == 0
-
-
-# Each law with its oracle, and an oracle of a wrong parameter.
-FISK = [stats.fisk(5, scale=math.exp(0.2) * factor) for factor in (1, 1.2)]
-LAWS = {
-    laws.Laplace(location=-1.0, scale=5.0): [stats.laplace(-1, x) for x in (5, 6)],
-    laws.Logistic(scale=0.5): [stats.logistic(0, x) for x in (0.5, 0.6)],
-    laws.LogLogistic(location=0.2, scale=0.2): FISK,
-    laws.LogLogistic(scale=1 / 0.1): [stats.fisk(0.1), stats.fisk(0.12)],
-    laws.LogGamma(concentration=0.5): [stats.loggamma(x) for x in (0.5, 0.6)],
-}
 
 
 @pytest.mark.parametrize("sign", [1, -1])

@@ -71,8 +71,7 @@ def lines_of(text):
 def test_notebook_runs_and_prints_what_is_kept(path):
     sources = ["".join(cell["source"]) for cell in code_cells(path)]
     assert f'quick = "{QUICK}" in os.environ' in sources[0]
-    # A process of its own: a reader's JAX settings, not those of the test suite. Its
-    # programs are not optimized; numbers are not compared.
+    # A reader's settings of JAX; not optimized, since no numbers are compared.
     script = "import matplotlib; matplotlib.use('Agg')\n" + "\n".join(sources)
     command = [sys.executable, "-c", script]
     env = os.environ | {QUICK: "1", "XLA_FLAGS": "", UNOPTIMIZED: "1"}

@@ -1,7 +1,4 @@
-"""Batches: who enters which steps, in which shape, and what that costs.
-
-Every random check has a fixed key and a false-alarm rate of at most 1e-6.
-"""
+"""Batches: who enters which steps, and what it costs; false alarms are 1e-6 at most."""
 
 import dataclasses
 import itertools

@@ -107,8 +107,7 @@ def test_points_and_radii_of_any_size_are_projected():
 
 
 def test_many_coordinates_projected_on_a_simplex_sum_to_its_size(key):
-    # A long sum with its largest entry far above the rest: float32 prefix sums alone
-    # leave an error of 1e-3 here.
+    # One entry far above the rest: float32 prefix sums alone leave an error of 1e-3.
     x = -0.9999 + 1e-6 * jax.random.normal(key, (300_000,))
     x = x.at[0].set(0.0)
     projected = Simplex(1.0).project(x + 10)

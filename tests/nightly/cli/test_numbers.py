@@ -313,8 +313,7 @@ def test_intervals_of_a_sample_hold_the_numbers_of_all_records():
             missed[place] += not rows[place].low <= truth <= rows[place].high
         row = rows["owns", "count", "true"]
         wide += (row.high - row.low) / 2 / 1.96 / runs
-    # A truth of the table is in each interval with a probability of 95 % or more: eight
-    # of 40 are out with one of less than 4e-4.
+    # Of 40 intervals of 95 % eight miss their truths with a probability below 4e-4.
     assert max(missed.values()) < 8, missed
     # And they are no wider than sampling and noise, by which 200 would be out alone.
     assert 200 < wide < 300

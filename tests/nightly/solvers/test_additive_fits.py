@@ -9,16 +9,6 @@ from dpjax import losses, solvers
 from dpjax.solvers.additive._curves import FINE, FINEST
 from tests.unit.solvers.test_additive_model import NUM, bent, solve, table
 
-
-def test_under_jit_the_same_model_is_chosen():
-    data, options = amounts(), {"loss": "logistic", "epsilon": 20.0}
-    solution = solve(**options, data=data)
-    traced = jax.jit(lambda data, key: solve(**options, data=data, key=key).params)
-    predictions = traced(data, jax.random.key(1)).predict(data[0])
-    expected = solution.predict(data[0])
-    np.testing.assert_allclose(predictions, expected, rtol=1e-2, atol=1e-2)
-
-
 STRAIGHT = {
     "squared": lambda means, rng: means + rng.standard_t(3, len(means)),
     "huber": lambda means, rng: 1e3 * (means + rng.standard_t(2, len(means))),
@@ -29,6 +19,15 @@ STRAIGHT = {
     ).argmax(0),
 }
 LOSSES = {"poisson": losses.poisson(10.0), "classes": losses.softmax(3)}
+
+
+def test_under_jit_the_same_model_is_chosen():
+    data, options = amounts(), {"loss": "logistic", "epsilon": 20.0}
+    solution = solve(**options, data=data)
+    traced = jax.jit(lambda data, key: solve(**options, data=data, key=key).params)
+    predictions = traced(data, jax.random.key(1)).predict(data[0])
+    expected = solution.predict(data[0])
+    np.testing.assert_allclose(predictions, expected, rtol=1e-2, atol=1e-2)
 
 
 def made(name, *, is_bent):

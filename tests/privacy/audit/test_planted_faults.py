@@ -211,8 +211,7 @@ def paper_003_group_size(is_planted):
 def roots():
     noise = printed.procedure_3(ROOTS_EPSILON, DELTA, num_features=1, **OBJECTIVE)
     assert noise.extra_regularization == 0
-    # sigma^2 e - 2 q sigma - 2 = 0 for the one, sigma^2 e + 2 q sigma - 2 = 0 for the
-    # other: their product is 2/e.
+    # The roots of sigma^2 e -+ 2 q sigma - 2 = 0: their product is 2/e.
     remaining = ROOTS_EPSILON - 2 * math.log1p(0.25)
     return noise.stddev, 2 / (remaining * noise.stddev)
 

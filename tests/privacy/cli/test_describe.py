@@ -33,6 +33,15 @@ columns.y = {}
 exposure = {column = "years", max = 1}
 """
 here = conftest.here
+QUOTED = 'x,y\n1,"a\nb"\n\n2,"c ""d"""\n"3,e\n4,"5"6,7,8\n9\n10,f\r\n"11","g\r\nh"\n'
+FRAME = pl.DataFrame(
+    {
+        "x": pl.Series([2**62, None, 2**62 + 1, 3, 4, 5, 6]),
+        "y": pl.Series(["a", None, "b", "a", "", "nan", "c"], dtype=pl.Categorical),
+        "z": [1.5, None, float("nan"), float("inf"), 2, 3, 4],
+        "t": [True, None, False, True, True, True, True],
+    }
+)
 
 
 @pytest.fixture
@@ -196,17 +205,6 @@ def test_a_sample_speaks_for_the_file(folder, unit):
     assert f"records = {total}\n" in Path("t.toml").read_text()
     done(invoke("report", "out"))
     assert f"Sample: {size} of them" in Path("out/report.html").read_text()
-
-
-QUOTED = 'x,y\n1,"a\nb"\n\n2,"c ""d"""\n"3,e\n4,"5"6,7,8\n9\n10,f\r\n"11","g\r\nh"\n'
-FRAME = pl.DataFrame(
-    {
-        "x": pl.Series([2**62, None, 2**62 + 1, 3, 4, 5, 6]),
-        "y": pl.Series(["a", None, "b", "a", "", "nan", "c"], dtype=pl.Categorical),
-        "z": [1.5, None, float("nan"), float("inf"), 2, 3, 4],
-        "t": [True, None, False, True, True, True, True],
-    }
-)
 
 
 def parquet(path):

@@ -20,8 +20,7 @@ from dpjax.estimators import (
 from tests import registry
 
 RELATIONS = [REPLACE_ONE, ADD_OR_REMOVE_ONE]
-# Thresholds on both sides of powers of two: the rounding of a mean depends on where in
-# its binade the limit lies.
+# Thresholds around powers of two: a mean rounds by where in its binade the limit is.
 THRESHOLDS = [0.7, 1.0, 1.1, 1.2, 3.0]
 NAMES = registry.bounded_estimators(1.0)
 SIZED = zip(NAMES, itertools.cycle(THRESHOLDS), strict=False)

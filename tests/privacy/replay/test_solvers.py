@@ -15,14 +15,6 @@ from tests import registry
 from tests.privacy.replay import _replay
 
 D = 6
-
-
-def table(num_samples):
-    rng = np.random.default_rng(num_samples)
-    features = rng.standard_t(3, (num_samples, D))
-    return features, features[:, 0] + rng.standard_t(3, num_samples)
-
-
 # What the first record becomes.
 NEIGHBOURS = {
     "zeros": (0.0, 0.0),
@@ -35,6 +27,12 @@ NEIGHBOURS = {
 }
 TICKS = []
 CLIPPING = estimators.Clipping(1.0)
+
+
+def table(num_samples):
+    rng = np.random.default_rng(num_samples)
+    features = rng.standard_t(3, (num_samples, D))
+    return features, features[:, 0] + rng.standard_t(3, num_samples)
 
 
 def neighbour(data, row, target):

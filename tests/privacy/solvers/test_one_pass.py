@@ -77,8 +77,7 @@ def test_the_sensitivity_is_attained():
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_targets_beyond_the_range_move_the_mean_by_no_more(name):
-    # Were the derivative to fall anywhere, steps of one record would drive apart what
-    # the first one moved.
+    # Were the derivative to fall, steps would drive apart what one record has moved.
     targets = [0.0, 1e300, np.inf, *(-np.logspace(-3, 6, 10)), -1e300, -np.inf, np.nan]
     with jax.enable_x64(True):
         grid = jnp.meshgrid(

@@ -123,8 +123,7 @@ def test_audit_of_the_worst_pair():
 
 
 def test_scale_moves_by_no_more_than_its_smoothness(key):
-    # Equal results at one end, and one that goes to the other: S grows by e^beta, and
-    # the draws of the noise are the same.
+    # One of equal results goes to the other end: S grows by e^beta; draws are the same.
     data, center = jnp.zeros((200, 2)), jnp.array([4.0, 0.0])
     options = {"num_subsets": 200, "center": center}
     first = solve(data, key=jax.random.clone(key), **options)

@@ -26,6 +26,18 @@ from dpjax.accounting._subsampling import gaussian_event
 EVENT = gaussian_event(3.7306)
 BLANKED = NeighboringRelation.REPLACE_SPECIAL
 RATES = np.r_[0.0, 1e-12, 1e-6, 1e-3, np.linspace(0.01, 0.99, 8), 1 - 1e-6, 1.0]
+EVERY_KIND = [
+    (3.0, 1e-5, gaussian_event(1.4)),
+    (2.0, 1e-6, gaussian_event(1.0, Sampling(num_steps=9, sampling_prob=0.05))),
+    (2.0, 1e-6, gaussian_event(1.0, Sampling(5, num_samples=90, batch_size=9))),
+    (1.5, 1e-5, dpa.ZCDpEvent(0.03)),
+    (1.0, 0.0, selection_event(1.0)),
+    (0.5, 1e-3, dpa.UnsupportedDpEvent()),
+    (0.0, 0.2, dpa.UnsupportedDpEvent()),
+    (0.0, 0.0, dpa.NoOpDpEvent()),
+    (800.0, 1e-3, dpa.UnsupportedDpEvent()),
+    (math.inf, 0.0, dpa.NonPrivateDpEvent()),
+]
 
 
 def test_a_guarantee_is_an_immutable_value():
@@ -128,20 +140,6 @@ def test_gaussian_attacks_are_exact_and_rounded_up(mu):
             quantile = mpmath.sqrt(2) * mpmath.erfinv(2 * mpmath.mpf(rate) - 1)
             exact = mpmath.ncdf(quantile + mpmath.mpf(mu))
             assert exact <= power <= exact * (1 + 1e-11)
-
-
-EVERY_KIND = [
-    (3.0, 1e-5, gaussian_event(1.4)),
-    (2.0, 1e-6, gaussian_event(1.0, Sampling(num_steps=9, sampling_prob=0.05))),
-    (2.0, 1e-6, gaussian_event(1.0, Sampling(5, num_samples=90, batch_size=9))),
-    (1.5, 1e-5, dpa.ZCDpEvent(0.03)),
-    (1.0, 0.0, selection_event(1.0)),
-    (0.5, 1e-3, dpa.UnsupportedDpEvent()),
-    (0.0, 0.2, dpa.UnsupportedDpEvent()),
-    (0.0, 0.0, dpa.NoOpDpEvent()),
-    (800.0, 1e-3, dpa.UnsupportedDpEvent()),
-    (math.inf, 0.0, dpa.NonPrivateDpEvent()),
-]
 
 
 @pytest.mark.parametrize(

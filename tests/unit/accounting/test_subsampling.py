@@ -85,8 +85,7 @@ def test_one_step_of_fixed_size_by_direct_integration(multiplier, prob, delta):
 
 
 def test_no_step_of_fixed_size_passes_the_pair_that_dominates_it():
-    # Batches without the record, with it, and with its substitute: two of them are
-    # within the sensitivity of each other.
+    # Batches without, with and with another record: pairs within the sensitivity.
     multiplier, prob = 0.8, 0.1
     losses = fixed_size_losses(multiplier, prob, 1e-3)
     laws = {a: mixture(prob, a) for a in np.linspace(-1, 1, 9) / multiplier}

@@ -110,8 +110,6 @@ def test_schemas_are_refused_before_a_record_is_read(
 
 
 # -- Centers and scales that are bought: from which numbers, and what is charged -------
-
-
 def made_up(columns, y, target=None, **kinds):
     schema = Schema(dict.fromkeys(columns) | kinds, target)
     return Table("made up", columns | {"y": y}, schema, "y", np.zeros(len(y), bool))

@@ -301,7 +301,7 @@ def test_empty_sections_are_left_open_only_where_that_is_allowed(read):
     rule = r"in \[columns.a\]; or empty, with --private-"
     with pytest.raises(ValueError, match=rule):
         read(text, link="identity")
+    rule = r"center and scale, .* \[columns.a\], got"
     for half in ("{center = 0}", "{scale = 1}", "3"):
-        rule = r"center and scale, .* \[columns.a\], got"
         with pytest.raises(ValueError, match=rule):
             read(text.replace("{}", half, 1), link="identity", allows_empty=True)

@@ -55,6 +55,16 @@ PRODUCTS = {
     "in a checkpoint": (lambda w, x: jax.checkpoint(lambda w: x @ w)(w), (20, 12)),
     "out of a jit": (lambda w, x: x @ jax.jit(lambda w: w.T)(w), (12, 20)),
 }
+LOOKUPS = {
+    "index": lambda w, t: w[t],
+    "take": lambda w, t: jnp.take(w, t, axis=0),
+    "clipped": lambda w, t: jnp.take(w, t, axis=0, mode="clip"),
+    "filled": lambda w, t: w.at[t].get(mode="fill", fill_value=0),
+    "a table of rows": lambda w, t: w.reshape(60, 2, 4)[t.reshape(1, 5)],
+    "a row": lambda w, t: w[t[0]],
+    "rows by slices": lambda w, t: jax.vmap(lambda i: w[i])(t),
+    "entries": lambda w, t: w.T.reshape(-1)[t],
+}
 
 
 def test_products_with_one_vector_are_outer_products():
@@ -79,18 +89,6 @@ def test_products_with_one_vector_are_outer_products():
     assert_same_mean(narrow, w, batch, 0.02, CLIPPING)
     result = ways(lambda w, x: (x @ w) ** 2, jnp.ones(20), batch)
     assert result == {"params": ("outer product", way.replace("12", "1"))}
-
-
-LOOKUPS = {
-    "index": lambda w, t: w[t],
-    "take": lambda w, t: jnp.take(w, t, axis=0),
-    "clipped": lambda w, t: jnp.take(w, t, axis=0, mode="clip"),
-    "filled": lambda w, t: w.at[t].get(mode="fill", fill_value=0),
-    "a table of rows": lambda w, t: w.reshape(60, 2, 4)[t.reshape(1, 5)],
-    "a row": lambda w, t: w[t[0]],
-    "rows by slices": lambda w, t: jax.vmap(lambda i: w[i])(t),
-    "entries": lambda w, t: w.T.reshape(-1)[t],
-}
 
 
 def test_rows_that_are_looked_up_are_table_rows():

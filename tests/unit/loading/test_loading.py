@@ -1,7 +1,4 @@
-"""Records in files, a sample of a stream of them, and records dealt out over devices.
-
-Over processes they are dealt out in nightly/test_processes.py.
-"""
+"""Records in files, samples of a stream, and records dealt out over devices."""
 
 import tracemalloc
 

@@ -83,8 +83,7 @@ def patterns(num_steps, most, apart):
 
 @each
 def test_no_pattern_of_participations_passes_the_sensitivity(name):
-    # All patterns, with vectors of one direction and of others: for |X_ij| the former
-    # are the worst, and attain the sensitivity.
+    # Vectors of one direction are the worst for |X_ij|, and attain the sensitivity.
     strategy = STRATEGIES[name]
     matrix = strategy.matrix()
     rng = np.random.default_rng(2)

@@ -138,8 +138,7 @@ OTHERS = {
 }
 
 
-# Once it has saved and before: steps were shown, and on other data the same noise would
-# be drawn, of which the difference of both has none.
+# Once it has saved and before: other data would have the same noise, and show it.
 @pytest.mark.parametrize("every", [2, T])
 def test_refuses_the_state_of_another_run(tmp_path, every):
     mine = partial(descent, loss_fn=weighted(WEIGHTS))

@@ -40,8 +40,7 @@ def all_counts(total):
 
 @pytest.mark.parametrize("quantile", [0.0, 0.3, 1.0])
 def test_scores_count_the_records_to_replace(quantile):
-    # Over all ways to put 5 records into 3 bins: the distance to the nearest data set
-    # whose r-th smallest lies in the bin.
+    # For 5 records in 3 bins: how far the nearest data have their r-th smallest there.
     rank = max(1, math.ceil(5 * quantile))
     for counts in all_counts(5):
         scores = scores_of(from_counts(counts), quantile)

@@ -167,8 +167,7 @@ def other_order(monkeypatch):
 def test_a_record_does_not_change_how_other_blocks_round(
     estimator, microbatch_size, plan, other_order
 ):
-    # The first block holds zeros, which add to zero in any order: not one bit of the
-    # mean may differ. Blocks have 256 rows at most.
+    # The first block, of 256 rows, holds zeros: not one bit of the mean may differ.
     mean = jax.jit(lambda rows: estimator(stream_of(rows, microbatch_size)))
     for kind in UNUSUAL:
         plain, unusual = map(mean, records_like_nothing(rows_of(1500), kind))

@@ -60,6 +60,15 @@ ESTIMATORS = {
     # The first threshold is far too large: the noise falls by a third.
     "adaptive": AdaptiveThreshold(Clipping(900.0), lower=1.0, upper=1e3),
 }
+REFUSED = {
+    "optax.chain": lambda adam: optax.chain(private(), adam),
+    "after momentum": lambda adam: dpjax.chain(private(), optax.trace(0.9), adam),
+    "nested": lambda adam: dpjax.chain(dpjax.chain(private(), optax.trace(0.9)), adam),
+    "correlated": lambda adam: dpjax.chain(
+        private(noise=mechanisms.BandedToeplitz(4, (1.0,))), adam
+    ),
+    "smooth": lambda adam: dpjax.chain(private(TrimmedMean(0.4, -1.0, 1.0), 2.0), adam),
+}
 
 
 @pytest.mark.parametrize("name", BAD)
@@ -156,17 +165,6 @@ def test_the_second_moment_is_that_of_the_gradient(name):
     assert abs(v.mean() - 0.25) < 6 * error
     noise = 2 / 4 * (SIZE**0.5 if name == "fixed" else 900.0 * 0.6)
     assert noise**2 > 100 * error
-
-
-REFUSED = {
-    "optax.chain": lambda adam: optax.chain(private(), adam),
-    "after momentum": lambda adam: dpjax.chain(private(), optax.trace(0.9), adam),
-    "nested": lambda adam: dpjax.chain(dpjax.chain(private(), optax.trace(0.9)), adam),
-    "correlated": lambda adam: dpjax.chain(
-        private(noise=mechanisms.BandedToeplitz(4, (1.0,))), adam
-    ),
-    "smooth": lambda adam: dpjax.chain(private(TrimmedMean(0.4, -1.0, 1.0), 2.0), adam),
-}
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -11,6 +11,18 @@ from dpjax import losses, solvers
 from dpjax.solvers.linear import _kind
 from tests.unit.solvers.linear.test_model import NUM, TRUE, solve, table
 
+BAD = {
+    "all NaN": lambda x, y: (np.full_like(x, np.nan), np.full_like(y, np.nan)),
+    "huge": lambda x, y: (np.full_like(x, 1e38), np.full_like(y, -1e38)),
+    "infinite": lambda x, y: (np.full_like(x, np.inf), np.full_like(y, np.inf)),
+    "equal targets": lambda x, y: (x, np.full_like(y, 5.0)),
+    "constant columns": lambda x, y: (np.ones_like(x), y),
+    "zeros": lambda x, y: (np.zeros_like(x), np.zeros_like(y)),
+    "one record": lambda x, y: (x[:1], y[:1]),
+    "few records": lambda x, y: (x[:3], y[:3]),
+}
+HAVE_NO_ERRORS = {"all NaN", "zeros", "constant columns", "one record", "few records"}
+
 
 def with_intervals(loss="squared", data=None, **changes):
     return solve(loss, data, **{"intervals": True} | changes)
@@ -118,19 +130,6 @@ def test_units_of_targets_are_units_of_errors(unit):
     # Bounds are powers of 2^(1/8) in any unit.
     expected = with_intervals().standard_errors
     np.testing.assert_allclose(solution.standard_errors / unit, expected, rtol=0.3)
-
-
-BAD = {
-    "all NaN": lambda x, y: (np.full_like(x, np.nan), np.full_like(y, np.nan)),
-    "huge": lambda x, y: (np.full_like(x, 1e38), np.full_like(y, -1e38)),
-    "infinite": lambda x, y: (np.full_like(x, np.inf), np.full_like(y, np.inf)),
-    "equal targets": lambda x, y: (x, np.full_like(y, 5.0)),
-    "constant columns": lambda x, y: (np.ones_like(x), y),
-    "zeros": lambda x, y: (np.zeros_like(x), np.zeros_like(y)),
-    "one record": lambda x, y: (x[:1], y[:1]),
-    "few records": lambda x, y: (x[:3], y[:3]),
-}
-HAVE_NO_ERRORS = {"all NaN", "zeros", "constant columns", "one record", "few records"}
 
 
 @pytest.mark.parametrize("loss", ["squared", "logistic", "huber"])
