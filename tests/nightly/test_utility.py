@@ -37,8 +37,7 @@ def small(loss="squared", n=400, d=3, **changes):
     rng = np.random.default_rng(0)
     features = rng.standard_normal((n, d)).astype(np.float32)
     features[:, -1] = 1
-    params = np.arange(1.0, d + 1)
-    means = features @ params.astype(np.float32)
+    means = features @ np.arange(1.0, d + 1).astype(np.float32)
     targets = means + 0.1 * rng.standard_normal(n).astype(np.float32)
     if loss == "logistic":
         targets = np.where(targets > 0, np.float32(1), np.float32(-1))

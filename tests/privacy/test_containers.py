@@ -168,8 +168,7 @@ SELECTION = {"sparsity": 1, "selection_scale": 1.0, "release_stddev": 1.0}
 @pytest.mark.parametrize("kind", TABLES)
 def test_a_fit_takes_each_cell_by_itself(kind, odd):
     """A table and targets with an odd cell give what the number in it gives."""
-    is_number = isinstance(odd, int | float) and abs(odd) < 9
-    number = float(odd) if is_number else np.nan
+    number = float(odd) if (isinstance(odd, int | float) and abs(odd) < 9) else np.nan
     cells, plain = [odd, *NUMBERS[1:]], [number, *NUMBERS[1:]]
     rows = np.stack([plain, np.ones(40)], axis=1)
     labels = [odd, *[int(x > 0) for x in NUMBERS[1:]]]

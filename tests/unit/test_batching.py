@@ -265,8 +265,7 @@ def test_equal_random_numbers_are_drawn_again(monkeypatch):
     rows = many(partial(ways._fixed_size.uniform_subset, size=2, num_samples=4), 4_000)
     assert (2, 4) in shapes
     for place in range(2):
-        counts = np.bincount(rows[:, place], minlength=4)
-        assert is_likely(counts, 4_000, 1 / 4, 8)
+        assert is_likely(np.bincount(rows[:, place], minlength=4), 4_000, 1 / 4, 8)
 
 
 def test_groups_take_turns(drawn):
@@ -305,8 +304,7 @@ def test_participation_holds_and_accounting_counts_it(drawn):
         assert math.ceil(cost.num_steps / (cost.num_bins or 1)) == most
         steps = np.argsort(-drawn[name], axis=1, kind="stable")
         both = drawn[name].sum(axis=1) >= 2
-        gaps = (steps[:, 1] - steps[:, 0])[both]
-        assert gaps.min() == pattern.min_separation
+        assert (steps[:, 1] - steps[:, 0])[both].min() == pattern.min_separation
     for batching, pattern in {
         ways.Full(): {"max_participations": 6},
         ways.Disjoint(): {"min_separation": 6},

@@ -224,8 +224,7 @@ def test_constraints_run_under_jit_and_vmap_on_trees_and_on_all_platforms(name):
     singles = [run(constraint, row) for row in x]
     check(jax.jit(run)(constraint, x[0]), singles[0])
     stacked = jax.tree.map(lambda a: np.stack([a] * 4), constraint)
-    batched = jax.jit(jax.vmap(run))(stacked, x)
-    check([leaf[3] for leaf in batched], singles[3])
+    check([leaf[3] for leaf in jax.jit(jax.vmap(run))(stacked, x)], singles[3])
     platforms = ("cpu", "cuda", "tpu")
     exported = jax.export.export(jax.jit(run), platforms=platforms)(constraint, x[0])
     assert exported.platforms == platforms

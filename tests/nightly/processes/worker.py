@@ -99,8 +99,7 @@ def saved():
 
 def sampled():
     """Samples of streams of unequal length, as the test says what they are."""
-    numbers = np.arange(50, 70) if process else np.arange(50)
-    parts = np.array_split(numbers, 3)
+    parts = np.array_split(np.arange(50, 70) if process else np.arange(50), 3)
     streams = [{"number": x, "pair": np.stack([x, -x], 1) / 2} for x in parts]
     draw = partial(loading.sample, mesh=mesh)
     drawn = []

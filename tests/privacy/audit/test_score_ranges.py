@@ -117,8 +117,7 @@ def test_scores_of_many_coordinates_stay_within_their_range(d):
 @pytest.mark.parametrize(("scale", "d"), [(1e-30, 17), (3.3, 1), (1.1e7, 2), (7e29, 2)])
 def test_the_diameter_of_a_polytope_far_from_zero(scale, d):
     # Rows next to each other in float32: quotients of them may be one number.
-    rng = np.random.default_rng(0)
-    first = (scale * rng.uniform(0.5, 1, d)).astype(np.float32)
+    first = (scale * np.random.default_rng(0).uniform(0.5, 1, d)).astype(np.float32)
     vertices = np.stack([first, np.nextafter(first, np.float32(np.inf))])
     polytope = Polytope(jnp.asarray(vertices))
     gap = vertices[1].astype(float) - vertices[0]

@@ -48,8 +48,7 @@ ONE_FACTOR = "ceil("  # in the program below, of nothing else
 @jax.jit
 def clipped(limit, left, right):
     product = _products.MatrixProducts(left[None], right[None], lambda x: x)
-    sample = FactoredSamples(product)
-    row = jax.tree.map(lambda x: x[0], sample.finite())
+    row = jax.tree.map(lambda x: x[0], FactoredSamples(product).finite())
     return Clipping(limit).bound_fn()(row)[0].leaves.numbers
 
 

@@ -85,8 +85,7 @@ def test_our_transcript_does_not_tell_neighbours_apart():
     # No test is right more often than this, under (epsilon, delta)-DP. One-sided,
     # false alarm 1e-6; the attack on the paper's transcript is always right.
     most = np.exp(epsilon) / (1 + np.exp(epsilon)) + SETTING["delta"]
-    limit = scipy.stats.binom.isf(FALSE_ALARM, num_trials, most)
-    assert right <= limit < num_trials
+    assert right <= scipy.stats.binom.isf(FALSE_ALARM, num_trials, most) < num_trials
 
 
 def test_the_sums_carry_the_noise_that_was_calibrated():

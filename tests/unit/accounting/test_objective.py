@@ -31,8 +31,7 @@ def test_no_parallelogram_exceeds_the_bound(epsilon, delta):
             return jacobian + ratio**2 / 2 + ratio * np.abs(nodes)
 
         first = largest(2 * math.cos(angle))
-        second = largest(2 * math.sin(angle))
-        loss = np.maximum(first[:, None], second[None])
+        loss = np.maximum(first[:, None], largest(2 * math.sin(angle))[None])
         return density @ np.maximum(0.0, -np.expm1(epsilon - loss)) @ density
 
     deltas = [exact(angle) for angle in np.linspace(0, math.pi / 4, 12)]

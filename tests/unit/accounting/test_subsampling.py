@@ -180,8 +180,7 @@ def test_other_releases_beside_full_batches_add_precisions():
 
 
 def test_other_releases_that_leave_nothing_are_refused():
-    alone = noise_multiplier(1.0, 1e-5, Sampling(num_steps=1))
-    for other in (0.9 * alone, 0.0):
+    for other in (0.9 * noise_multiplier(1.0, 1e-5, Sampling(num_steps=1)), 0.0):
         with pytest.raises(ValueError, match=r"^other_multiplier must be larger: its"):
             noise_multiplier(1.0, 1e-5, Sampling(num_steps=5, other_multiplier=other))
     free = Sampling(num_steps=5, other_multiplier=0.0)

@@ -44,8 +44,7 @@ def rooms(here, monkeypatch):
     prices = 100 + 50 * rooms + 30 * rng.standard_t(2.1, 40)
     rows = zip(rooms, towns, prices, strict=True)
     lines = [f'{r},"{t}",{p:.1f},{"yes" if p > 300 else "no"}' for r, t, p in rows]
-    text = "\n".join(["rooms,town,price,sold", *lines]) + "\n"
-    (here / "data.csv").write_text(text)
+    (here / "data.csv").write_text("\n".join(["rooms,town,price,sold", *lines]) + "\n")
     (here / "number.toml").write_text(f"{ROOMS}{{center = 300, scale = 100}}")
     (here / "class.toml").write_text(f'{ROOMS}{{positive = "yes"}}')
     return here

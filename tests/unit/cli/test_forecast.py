@@ -108,8 +108,7 @@ def test_made_records_are_as_declared(loss):
     assert data.features[:, 1].mean() == pytest.approx(0.5, abs=0.02)
     assert np.all(data.features[:, 2] == 1)
     x, job = data.features[:, :2].T
-    effect = np.tanh(x) - job
-    share = np.corrcoef(effect, data.targets)[0, 1] ** 2
+    share = np.corrcoef(np.tanh(x) - job, data.targets)[0, 1] ** 2
     if loss == "squared":
         assert share == pytest.approx(0.4, abs=0.05)
     elif loss == "logistic":

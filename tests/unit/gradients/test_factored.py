@@ -297,8 +297,7 @@ def test_parameters_used_in_another_width_are_written_out():
             for kind in ("44", "48", "84", "88")
         }
         for name, (way, _) in ways(loss_fn, params, numbers(9, 20, seed=1)).items():
-            is_same = name.startswith(("['44']", "['88']"))
-            assert (way != "written out") == is_same
+            assert (way != "written out") == name.startswith(("['44']", "['88']"))
         assert_same_mean(loss_fn, params, numbers(9, 20, seed=1), 1e-5, CLIPPING)
 
 
@@ -345,8 +344,7 @@ def convolutions(draw):
 
 def in_order(order, names, shape):
     """Returns a shape (first two, space) in the order of its letters."""
-    space = [x for x in "DHW" if x in order]
-    sizes = dict(zip([*names, *space], shape, strict=True))
+    sizes = dict(zip([*names, *[x for x in "DHW" if x in order]], shape, strict=True))
     return [sizes[x] for x in order]
 
 

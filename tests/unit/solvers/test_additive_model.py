@@ -99,8 +99,7 @@ def test_bends_are_white_and_beside_their_lines():
 
 @pytest.mark.parametrize(("epsilon", "knots"), [(0.7, _curves.COARSE), (2.0, FINE)])
 def test_labels_have_split_curves_where_records_suffice(epsilon, knots):
-    sizes = [_curves.may_be_split(n, 9, 4, 2.0) for n in (2_000, 2_300)]
-    assert sizes == [False, True]
+    assert [_curves.may_be_split(n, 9, 4, 2.0) for n in (2_000, 2_300)] == [False, True]
     features = np.c_[np.random.default_rng(0).normal(size=(4_000, 2)), np.ones(4_000)]
     rare = np.abs(features[:, 0]) > 2  # no line tells these apart
     labels = np.where(rare, 1.0, -1.0)
@@ -141,8 +140,7 @@ def test_a_gain_chooses_the_knots(loss, gain, slope_norm, terms, monkeypatch):
 
 
 def test_which_columns_are_mostly_zero():
-    shares = np.array([0.5, 0.05, 0.14, 0.0, 0.16])
-    beside = np.arange(1_000)[:, None] < 1_000 * shares
+    beside = np.arange(1_000)[:, None] < 1_000 * np.array([0.5, 0.05, 0.14, 0.0, 0.16])
     features = np.where(beside, 2.0, 0.03).astype(np.float32)
 
     def found(weights):
@@ -294,8 +292,7 @@ def test_bands_hold_curves_of_their_span(banded):
         grid, low, high = map(np.asarray, bands[column])
         assert ((low <= curve(grid)) & (curve(grid) <= high)).all()
         assert ((low < high) == (grid != 0)).all()  # a difference from that at zero
-        at = np.abs(grid) == 2
-        assert (high - low)[at].max() < 2
+        assert (high - low)[np.abs(grid) == 2].max() < 2
         np.testing.assert_allclose((low + high) / 2, banded.shapes()[column][1], 1e-4)
     # Two columns have seven numbers each, at which all bands hold together.
     together = banded.bands(0.986, simultaneous=True)[1]

@@ -49,8 +49,7 @@ def squares_of_a_mean(key, d):
     z = grid(d)
     seen = SimpleNamespace(sum_of_squares=lambda low, high: 0.0)
     radii, lengths = jnp.arange(4.0), jnp.linalg.norm(z, axis=1)
-    multipliers = SimpleNamespace(squares=1.0)
-    _mean._squares(key, z, lengths, seen, radii, multipliers, None)
+    _mean._squares(key, z, lengths, seen, radii, SimpleNamespace(squares=1.0), None)
 
 
 def squares_of_groups(key, num_groups):
@@ -80,8 +79,7 @@ def moments_of_hats(key, k):
 def moments_of_bends(key, k):
     features = 2 * grid(k)
     ones, knots = jnp.ones(len(features)), (-2.0, -1.0, 0.0, 2.0)
-    bends = Bends(tuple(range(k)), knots)
-    kind = ModelKind(logistic, True, False, None, bends=bends)
+    kind = ModelKind(logistic, True, False, None, bends=Bends(tuple(range(k)), knots))
     examples = Examples(features, ones, ones, ones)
     white = Whitening(jnp.zeros(k), jnp.eye(k), jnp.ones(()))
     args = white, features, jnp.ones(()), key, 1.0

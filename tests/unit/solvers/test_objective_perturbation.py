@@ -65,8 +65,7 @@ def test_rounding_bound_covers_the_error_and_less_is_not_certified():
     assert np.isnan(computed_minimizer(*arguments, 1e-16)[1]).all()
 
     def loss(w):
-        losses = np.logaddexp(0, -rows @ w).sum()
-        return losses + convexity / 2 * w @ w + eta @ w
+        return np.logaddexp(0, -rows @ w).sum() + convexity / 2 * w @ w + eta @ w
 
     expected = scipy.optimize.minimize(loss, np.zeros(20), method="BFGS").x
     np.testing.assert_allclose(params, expected, atol=1e-4)

@@ -312,8 +312,7 @@ def test_noise_is_the_multiplier_times_the_smooth_sensitivity(key):
 
 def test_the_guess_of_the_spread_changes_the_split_alone(key):
     grads = jax.random.normal(key, (200, 4))
-    estimator = dataclasses.replace(TRIMMED, relative_spread=1e4)
-    transform = private(estimator, 2e6**-0.5)
+    transform = private(dataclasses.replace(TRIMMED, relative_spread=1e4), 2e6**-0.5)
     sizes = {"num_samples": 200, "trim_count": 20, "relative_spread": 1e4}
     noise = calibrate_smooth_noise(1e6 / 4, **sizes)
     mean, sensitivity = smoothly(grads, noise.smoothness)

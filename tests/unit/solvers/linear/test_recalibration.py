@@ -93,8 +93,7 @@ def test_no_two_records_are_further_apart_than_the_noise_is_for(loss):
     given = Predictor(scores, jnp.zeros(()), targets, offsets, weights)
     bounds = list(jnp.float32([1.0, 0.6, 0.7]))
     examples = jax.jit(_fit._records, static_argnums=0)(loss, given, bounds)
-    attained = 0.99 if loss == losses.huber(1.0) else 0.5
-    check_set(examples, _fit._RECORDS, attained)
+    check_set(examples, _fit._RECORDS, 0.99 if loss == losses.huber(1.0) else 0.5)
 
 
 @pytest.mark.parametrize(
@@ -127,5 +126,4 @@ def test_releases_have_the_noise_that_is_paid(monkeypatch):
     (call,) = of_means
     _, vector, stddevs = call.args
     assert not np.any(vector[5:])
-    stddev = float(stddevs.min())
-    assert 1 <= stddev / (2 * math.sqrt(11) / NUM) <= 1.01
+    assert 1 <= float(stddevs.min()) / (2 * math.sqrt(11) / NUM) <= 1.01
