@@ -169,19 +169,12 @@ test_no_party_may_drop_out = refused(
     (lambda x: x, "secure_sum"),
 )
 STEEPER = losses.MarginLoss(lambda z: -2 * jax.nn.sigmoid(-z), 1.0, 0.25, True)
+OTHER = [("epsilon", 1.1), ("delta", 2e-6), ("regularization", 0.03)]
+OTHER += [("loss", x) for x in (STEEPER, losses.MarginLoss.smoothed_hinge())]
+OTHER += [("features", np.zeros((100, 2)))]
 
 
-@pytest.mark.parametrize(
-    ("name", "other"),
-    [
-        ("epsilon", 1.1),
-        ("delta", 2e-6),
-        ("regularization", 0.03),
-        ("loss", STEEPER),
-        ("loss", losses.MarginLoss.smoothed_hinge()),
-        ("features", np.zeros((100, 2))),
-    ],
-)
+@pytest.mark.parametrize(("name", "other"), OTHER)
 def test_the_argument_that_differs_is_named(name, other):
     def party_fn(transport):
         return fit(transport, **OWN | ({name: other} if transport.party else {}))

@@ -27,6 +27,8 @@ from tests.unit.refusals import refused
 POISSON = Sampling(num_steps=1000, sampling_prob=0.01)
 SHORT = Sampling(num_steps=50, sampling_prob=0.1)
 FIXED_SIZE = Sampling(num_steps=1000, num_samples=100_000, batch_size=1000)
+STEPS = [(REPLACE_ONE, 0.6, 0.3, 1e-6), (REPLACE_ONE, 2.0, 0.01, 1e-6)]
+STEPS += [(ADD_OR_REMOVE_ONE, *x, 1e-3) for x in ((0.6, 0.01), (2.0, 0.3))]
 GRID = np.linspace(-16, 16, 40_001)
 SAMPLED = [POISSON, FIXED_SIZE, replace(POISSON, relation=ADD_OR_REMOVE_ONE)]
 BANDS = BandedToeplitz.square_root(40, 4)
@@ -43,15 +45,7 @@ def hockey_stick(first, second, epsilon):
     return scipy.integrate.trapezoid(np.maximum(excess, 0), GRID)
 
 
-@pytest.mark.parametrize(
-    ("relation", "stddev", "prob", "delta"),
-    [
-        (REPLACE_ONE, 0.6, 0.3, 1e-6),
-        (REPLACE_ONE, 2.0, 0.01, 1e-6),
-        (ADD_OR_REMOVE_ONE, 0.6, 0.01, 1e-3),
-        (ADD_OR_REMOVE_ONE, 2.0, 0.3, 1e-3),
-    ],
-)
+@pytest.mark.parametrize(("relation", "stddev", "prob", "delta"), STEPS)
 def test_one_poisson_step_by_direct_integration(stddev, prob, delta, relation):
     is_replaced = relation is REPLACE_ONE
     sensitivity = 2.0 if is_replaced else 1.0

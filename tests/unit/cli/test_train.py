@@ -21,6 +21,8 @@ from tests.unit.cli import command
 from tests.unit.cli.command import done, options, refusals, refused, run
 from tests.unit.test_statement import PRIVACY, fits
 
+KNOTS = [({}, 11), ({"epsilon": 1}, 3), ({"epsilon": 0.05}, 0)]
+KNOTS += [({"max_features": 2}, None)]
 CONTENTS = {"report.json": b"new", "model.npz": b"new"}
 
 
@@ -52,15 +54,7 @@ def test_defaults_follow_from_the_task_and_the_sizes():
         chosen_loss(Settings(source="x", epsilon=1.0), "log")
 
 
-@pytest.mark.parametrize(
-    ("changes", "num_knots"),
-    [
-        ({}, 11),
-        ({"epsilon": 1}, 3),
-        ({"epsilon": 0.05}, 0),
-        ({"max_features": 2}, None),
-    ],
-)
+@pytest.mark.parametrize(("changes", "num_knots"), KNOTS)
 def test_the_plan_has_as_many_curves_as_the_solver_makes(changes, num_knots):
     data = dataset(1_500)
     plan = plan_of(data, **changes)

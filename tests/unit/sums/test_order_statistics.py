@@ -45,16 +45,10 @@ def columns(rng, num_samples, dtype):
     every = [0.0, -0.0, tiny, -tiny, 7 * tiny, info.tiny, -info.tiny, 1.0, -1.0]
     every += [1 + info.eps, 1 - info.epsneg, 1e30, -1e30, 1e38, -1e38]
     every = np.array([*every, info.max, -info.max, np.inf, -np.inf, np.nan], dtype)
-    parts = [
-        heavy,
-        heavy * 10.0 ** rng.integers(-40, 30, (n, 3)),
-        rng.integers(0, 3, (n, 3)),
-        rng.choice([-1.0, 1.0], (n, 2)),
-        np.sort(heavy, axis=0),
-        -np.sort(heavy, axis=0),
-        1e6 + rng.integers(0, 2, (n, 2)),
-        rng.normal(size=(n, 2)) * 1e38,
-    ]
+    parts = [heavy, heavy * 10.0 ** rng.integers(-40, 30, (n, 3))]
+    parts += [rng.integers(0, 3, (n, 3)), rng.choice([-1.0, 1.0], (n, 2))]
+    parts += [np.sort(heavy, axis=0), -np.sort(heavy, axis=0)]
+    parts += [1e6 + rng.integers(0, 2, (n, 2)), rng.normal(size=(n, 2)) * 1e38]
     parts = [np.clip(x, -1e38, 1e38).astype(dtype) for x in parts]
     constants = np.repeat(every[None], n, axis=0)
     return np.concatenate([*parts, rng.choice(every, (n, 6)), constants], axis=1)

@@ -21,6 +21,8 @@ from tests.unit.refusals import refused
 FALSE_ALARM = 1e-6
 WINSORIZATION, TRUNCATION = estimators.Winsorization(1.0), estimators.Truncation(1.0)
 CLIPPING = estimators.Clipping(1.0)
+NOISES = [("clipping", REPLACE_ONE, None), ("medians", REPLACE_ONE, None)]
+NOISES += [("smoothed", REPLACE_ONE, 5.0), ("winsorization", ADD_OR_REMOVE_ONE, 40.0)]
 ESTIMATORS = {
     "clipping": estimators.Clipping(2.0),
     "winsorization": estimators.Winsorization(3.0),
@@ -41,15 +43,7 @@ def stddev_bounds(num_draws):
     return math.sqrt(low / num_draws), math.sqrt(high / num_draws)
 
 
-@pytest.mark.parametrize(
-    ("name", "relation", "normalize_by"),
-    [
-        ("clipping", REPLACE_ONE, None),
-        ("medians", REPLACE_ONE, None),
-        ("smoothed", REPLACE_ONE, 5.0),
-        ("winsorization", ADD_OR_REMOVE_ONE, 40.0),
-    ],
-)
+@pytest.mark.parametrize(("name", "relation", "normalize_by"), NOISES)
 def test_noise_is_the_multiplier_times_the_sensitivity(
     name, relation, normalize_by, key
 ):

@@ -21,6 +21,9 @@ from dpjax.solvers.statistics._moments import noisy_second_moments, whitening
 
 TRUE = np.array([1.0, -2.0, 0.5, 3.0], np.float32)  # the last is the intercept
 NUM = 4_000
+CONSTANTS = [("squared", 0.8), ("logistic", math.log(4))]
+CONSTANTS += [(losses.poisson(10.0), math.log(0.8))]
+CONSTANTS += [(losses.softmax(2), [-math.log(2), math.log(2)])]
 
 
 def table(seed=0, num=NUM):
@@ -72,15 +75,7 @@ def test_classes_are_told_apart():
     assert np.mean((features @ params > 0) == (labels > 0)) > 0.8
 
 
-@pytest.mark.parametrize(
-    ("loss", "constant"),
-    [
-        ("squared", 0.8),
-        ("logistic", math.log(4)),
-        (losses.poisson(10.0), math.log(0.8)),
-        (losses.softmax(2), [-math.log(2), math.log(2)]),
-    ],
-)
+@pytest.mark.parametrize(("loss", "constant"), CONSTANTS)
 def test_a_constant_alone_takes_all_of_the_budget(loss, constant):
     data = np.ones((NUM, 1)), np.float32(np.arange(NUM) % 5 > 0)
     solution = solve(loss, data=data, intercept=0, epsilon=0.5)
