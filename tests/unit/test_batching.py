@@ -28,6 +28,8 @@ BATCHINGS = {
     "balls_in_bins": ways.BallsInBins(3, capacity=12),
 }
 each = pytest.mark.parametrize("name", BATCHINGS)
+GROUPS = [(ways.Poisson(50.0), 10_000), (ways.BallsInBins(200), 10_000)]
+GROUPS += [(ways.CyclicPoisson(50.0, 5), 2_000)]
 NUM_SAMPLES, NUM_STEPS, NUM_RUNS = 14, 9, 2_000
 EPOCHS = {
     "cyclic": ways.CyclicPoisson(2.0, cycle_length=3, capacity=4),
@@ -203,14 +205,7 @@ def test_poisson_places_do_not_depend_on_who_else_is_there():
     assert ((counts - expected) ** 2 / expected).sum() < 44.8
 
 
-@pytest.mark.parametrize(
-    ("batching", "group"),
-    [
-        (ways.Poisson(50.0), 10_000),
-        (ways.BallsInBins(200), 10_000),
-        (ways.CyclicPoisson(50.0, 5), 2_000),
-    ],
-)
+@pytest.mark.parametrize(("batching", "group"), GROUPS)
 def test_capacity_is_priced(batching, group, key):
     def capacity(**changes):
         changed = dataclasses.replace(batching, **changes)

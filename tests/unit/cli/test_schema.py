@@ -14,6 +14,8 @@ from dpjax.tables.cli._curator import Guess, guess_name, schema_text
 from dpjax.tables.cli._schema import BoundedColumn, Schema, date_kind, read_schema
 from tests.unit.cli.command import done, invoke, read_report, refused, words_of
 
+KINDS = [("logit", Categorical(("yes",))), ("identity", Numeric(40, 20))]
+KINDS += [("log", Numeric())]
 ODD_NAMES = ["age", "a b", 'quo"te', "dot.ted", "tab\t\x7f", "é", "", "back\\slash"]
 
 
@@ -47,14 +49,7 @@ def test_a_schema_has_numbers_and_categories(read):
     assert read(text, link="identity") == Schema(kinds, Numeric(0, 10))
 
 
-@pytest.mark.parametrize(
-    ("link", "kind"),
-    [
-        ("logit", Categorical(("yes",))),
-        ("identity", Numeric(40, 20)),
-        ("log", Numeric()),
-    ],
-)
+@pytest.mark.parametrize(("link", "kind"), KINDS)
 def test_a_proposal_is_a_schema(read, link, kind):
     guesses = {name: guess_name(name) for name in [*ODD_NAMES, "Expo", "exposure"]}
     text = schema_text(guesses, target="age", link=link)

@@ -27,6 +27,8 @@ BATCH = {
 # User 3 has no records; -1 and 6 are nobody, the extremes of the type as well.
 IDS = np.random.default_rng(1).choice(np.int32([0, 1, 2, 4, 5]), NUM_RECORDS)
 IDS[[3, 7, 11, 12]] = [-1, NUM_USERS, 2**31 - 1, -(2**31)]
+MOST = [(Clipping(0.7), 3), (Winsorization(0.4), NUM_RECORDS)]
+MOST += [(MedianOfMeans(Winsorization(1.0), 3), 1)]
 
 
 @pytest.fixture(scope="module")
@@ -47,14 +49,7 @@ def of_users(by_record, most):
     )
 
 
-@pytest.mark.parametrize(
-    ("estimator", "most"),
-    [
-        (Clipping(0.7), 3),
-        (Winsorization(0.4), NUM_RECORDS),
-        (MedianOfMeans(Winsorization(1.0), 3), 1),
-    ],
-)
+@pytest.mark.parametrize(("estimator", "most"), MOST)
 def test_a_robust_gradient_is_the_estimator_of_users_gradients(
     by_record, estimator, most
 ):

@@ -20,6 +20,8 @@ STRATEGIES = {
     "one step": BandedToeplitz(1, (1.0,)),
 }
 each = pytest.mark.parametrize("name", STRATEGIES)
+LONG = [BandedToeplitz.square_root(4096, 8), BandedToeplitz(4096, (1.0,) * 4)]
+LONG += [BufferedToeplitz(4096, decays=(0.999, 0.5), scales=(0.3, 0.4))]
 
 
 def noise_of(strategy, z):
@@ -54,14 +56,7 @@ def test_noise_is_the_inverse_of_the_matrix(name):
         np.testing.assert_allclose(rows, expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    "strategy",
-    [
-        BandedToeplitz.square_root(4096, 8),
-        BandedToeplitz(4096, (1.0,) * 4),
-        BufferedToeplitz(4096, decays=(0.999, 0.5), scales=(0.3, 0.4)),
-    ],
-)
+@pytest.mark.parametrize("strategy", LONG)
 def test_rounding_is_as_if_the_independent_noise_were_rounded(strategy):
     # C x = z + e, with e a few units in the last place of the largest z or x in play,
     # after 4,096 steps as after one; of buffers their decay, 0.999, adds up to 1,000.
