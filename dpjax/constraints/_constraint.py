@@ -265,6 +265,16 @@ class RadiusConstraint(Constraint):
     def __post_init__(self):
         _validate.within(SMALLEST, LARGEST, radius=self.radius)
 
+    def contains(self, params: PyTree, tolerance: Scalar = 1e-5) -> jax.Array:
+        """Returns whether the set's inequalities hold, up to the tolerance."""
+        _validate.non_negative(tolerance=tolerance)
+        vector, _ = flatten(params, "params")
+        return self._holds(vector, like(self.radius, vector), like(tolerance, vector))
+
+    @abc.abstractmethod
+    def _holds(self, x: jax.Array, radius: jax.Array, slack: jax.Array) -> jax.Array:
+        """Returns whether a vector is in the set, up to the slack."""
+
 
 @register("radius")
 @dataclass(frozen=True)
@@ -294,12 +304,8 @@ class L2Ball(RadiusConstraint):
         is_inside = norm <= like(self.radius, vector) / unit
         return unflatten(jnp.where(is_inside, vector, self._along(vector)))
 
-    def contains(self, params: PyTree, tolerance: Scalar = 1e-5) -> jax.Array:
-        """Returns whether ||x||_2 <= radius + tolerance."""
-        _validate.non_negative(tolerance=tolerance)
-        vector, _ = flatten(params, "params")
-        limit = like(self.radius, vector) + like(tolerance, vector)
-        return jnp.sum(jnp.square(vector / limit)) <= 1
+    def _holds(self, x: jax.Array, radius: jax.Array, slack: jax.Array) -> jax.Array:
+        return jnp.sum(jnp.square(x / (radius + slack))) <= 1
 
     def diameter(self, norm: Norm, num_coordinates: int) -> Scalar:
         check_diameter(norm, num_coordinates)
@@ -384,12 +390,8 @@ class L1Ball(AxisConstraint):
         on_sphere = jnp.sign(vector) * _project_simplex(size, radius)
         return unflatten(jnp.where(jnp.sum(size) <= radius, vector, on_sphere))
 
-    def contains(self, params: PyTree, tolerance: Scalar = 1e-5) -> jax.Array:
-        """Returns whether ||x||_1 <= radius + tolerance."""
-        _validate.non_negative(tolerance=tolerance)
-        vector, _ = flatten(params, "params")
-        limit = like(self.radius, vector) + like(tolerance, vector)
-        return jnp.sum(jnp.abs(vector)) <= limit
+    def _holds(self, x: jax.Array, radius: jax.Array, slack: jax.Array) -> jax.Array:
+        return jnp.sum(jnp.abs(x)) <= radius + slack
 
     def diameter(self, norm: Norm, num_coordinates: int) -> Scalar:
         check_diameter(norm, num_coordinates)
@@ -427,13 +429,8 @@ class Simplex(AxisConstraint):
         vector, unflatten = flatten(params, "params")
         return unflatten(_project_simplex(vector, like(self.radius, vector)))
 
-    def contains(self, params: PyTree, tolerance: Scalar = 1e-5) -> jax.Array:
-        """Returns whether x >= -tolerance and |sum x - radius| <= tolerance."""
-        _validate.non_negative(tolerance=tolerance)
-        vector, _ = flatten(params, "params")
-        slack = like(tolerance, vector)
-        gap = jnp.abs(jnp.sum(vector) - like(self.radius, vector))
-        return jnp.all(vector >= -slack) & (gap <= slack)
+    def _holds(self, x: jax.Array, radius: jax.Array, slack: jax.Array) -> jax.Array:
+        return jnp.all(x >= -slack) & (jnp.abs(jnp.sum(x) - radius) <= slack)
 
     def diameter(self, norm: Norm, num_coordinates: int) -> Scalar:
         check_diameter(norm, num_coordinates)

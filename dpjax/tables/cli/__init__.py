@@ -1,6 +1,7 @@
 """The `dpjax` command; `dpjax --help` lists its commands."""
 
 import atexit
+import contextlib
 import ctypes
 import gc
 import importlib.util
@@ -13,7 +14,11 @@ _EXTRA = ("typer", "rich", "matplotlib", "polars", "platformdirs")
 
 def main() -> None:
     """Runs the `dpjax` command, or says what to install if a package is missing."""
-    missing = [name for name in _EXTRA if not _is_installed(name)]
+    missing = [*_EXTRA]
+    for name in _EXTRA:
+        with contextlib.suppress(ImportError):
+            if importlib.util.find_spec(name) is not None:
+                missing.remove(name)
     if missing:
         print(
             f"The dpjax command needs {', '.join(missing)}: "
@@ -35,10 +40,3 @@ def main() -> None:
     from dpjax.tables.cli._app import app
 
     app()
-
-
-def _is_installed(name: str) -> bool:
-    try:
-        return importlib.util.find_spec(name) is not None
-    except ImportError:
-        return False

@@ -334,7 +334,10 @@ def date_kind(
     """
     given: Any = part
     _validate.choice(Part, part=given)
-    _check_format(format)
+    example, rule = date(2001, 2, 28), f"one with year, month and day, such as {ISO}"
+    written = np.array([example.strftime(format)], object)
+    is_fine = _dates(written, format)[0] == np.datetime64(example)
+    _validate.require(bool(is_fine), "format", format, rule)
     ends, is_number = (first, last), part not in LEVELS
     is_fine = None not in ends and reference is None if is_number else not any(ends)
     rule = "given for days and years, without reference, and left out for months and "
@@ -353,13 +356,6 @@ def is_date(kind: Any) -> bool:
 def dates_of(kinds: Mapping[str, Any]) -> set[str]:
     """Returns the names of columns that are declared to hold dates."""
     return {name for name, kind in kinds.items() if is_date(kind)}
-
-
-def _check_format(format: str) -> None:
-    example, rule = date(2001, 2, 28), f"one with year, month and day, such as {ISO}"
-    written = np.array([example.strftime(format)], object)
-    is_fine = _dates(written, format)[0] == np.datetime64(example)
-    _validate.require(bool(is_fine), "format", format, rule)
 
 
 def _dates(column: np.ndarray | Texts, format: str) -> np.ndarray:

@@ -146,7 +146,10 @@ class Parquet:
         cuts = np.searchsorted(numbers[order], self._starts)
         for group in np.flatnonzero(np.diff(cuts)):
             places = order[cuts[group] : cuts[group + 1]]
-            table = self._read_group(int(group))
+            path, metadata, number = self._groups[group]
+            # Each call opens the file, because threads must not share an open file.
+            with _parquet().ParquetFile(path, metadata=metadata) as opened:
+                table = opened.read_row_group(number, columns=sorted(set(self._names)))
             for name, column in read.items():
                 values = _numbers(table[name], *self._layout[name])
                 column[places] = values[numbers[places] - self._starts[group]]
@@ -184,12 +187,6 @@ class Parquet:
     def _starts(self) -> np.ndarray:
         sizes = [metadata.row_group(j).num_rows for _, metadata, j in self._groups]
         return np.cumsum([0, *sizes])
-
-    def _read_group(self, number: int) -> Any:
-        path, metadata, group = self._groups[number]
-        # Each call opens the file, because threads must not share an open file.
-        with _parquet().ParquetFile(path, metadata=metadata) as opened:
-            return opened.read_row_group(group, columns=sorted(set(self._names)))
 
 
 def _parquet() -> Any:

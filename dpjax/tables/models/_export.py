@@ -271,10 +271,11 @@ def sql_file(parts: Parts, *more: Parts) -> bytes:
     )
     queries = [f"SELECT {_text(_BLANKS)} AS blanks{cells}"]
     # Each step is a query that adds one expression for each column to the last query.
-    of_columns = [
-        [step.replace("#", str(places[name])) for step in _steps_of(part)]
-        for name, part in columns.items()
-    ]
+    of_columns = []
+    for name, part in columns.items():
+        steps = [*_STEPS, _OF_NUMBERS if isinstance(part, Numbers) else _OF_LEVELS]
+        steps = steps if _is_by_value(part) else steps[:1]
+        of_columns.append([step.replace("#", str(places[name])) for step in steps])
     for step in itertools.zip_longest(*of_columns):
         added = "".join(f",\n  {addition}" for addition in step if addition)
         queries.append(f"SELECT *{added} FROM step{len(queries) - 1}")
@@ -318,12 +319,6 @@ def _most_probable(classes: tuple[str, ...]) -> str:
         for place, own in enumerate(scores[:-1])
     )
     return f"CASE{cases} ELSE {_text(classes[-1])} END"
-
-
-def _steps_of(part: Numbers | Levels) -> list[str]:
-    if not _is_by_value(part):
-        return [_STEPS[0]]
-    return [*_STEPS, _OF_NUMBERS if isinstance(part, Numbers) else _OF_LEVELS]
 
 
 def _is_by_value(part: Numbers | Levels) -> bool:
