@@ -3,6 +3,7 @@
 The loss is linear in the parameters, so that a record is its gradient.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -16,8 +17,9 @@ from dpjax import constraints, estimators, losses, parties, solvers
 from dpjax._types import Key, PyTree
 from dpjax.estimators import Clipping, Winsorization
 from dpjax.solvers import Solution
+from dpjax.solvers.statistics._group_means import group_statistics
 from dpjax.solvers.statistics._noisy_mean import one_gaussian
-from dpjax.solvers.statistics._quantile import EDGES_SHARE, private_edges
+from dpjax.solvers.statistics._quantile import EDGES_SHARE, noisy_counts, private_edges
 from dpjax.tables.describe import _release as describing
 
 _FAR, _FARTHER = 1e9, 1e12
@@ -42,29 +44,20 @@ def _described(epsilon: float, num_releases: int) -> Case:
     A record changes its group, and is far beyond all others.
     """
     multiplier, privacy = one_gaussian(epsilon, 1e-5, 100)
-    budget = describing.Budget(multiplier, 1e-5)
     share, num_bins = describing._HISTOGRAM, describing._NUM_BINS
-    bins = budget.part(share)
+    of_means, of_bins = (multiplier / math.sqrt(x) for x in (1 - share, share))
+    quantiles = tuple(describing._QUANTILES.values())
 
     def solve(key: Key, data: PyTree) -> Solution:
         (values, groups), keys = data, jax.random.split(key, 3)
-        means = solvers.dp_group_means(
-            *(values, groups),
-            key=keys[0],
-            num_groups=2,
-            quantiles=[*describing._QUANTILES.values()],
-            **budget.part(1 - share).pair,
-        )
-        edges = private_edges(keys[1], values, bins.multiplier)
+        args = 2, of_means, quantiles, None
+        params, errors, _ = group_statistics(keys[0], values, groups, *args)
+        edges = private_edges(keys[1], values, of_bins)
         cells = jnp.searchsorted(edges[1:-1], values) + num_bins * groups
-        counts = solvers.dp_histogram(
-            cells.astype("float32"),
-            key=keys[2],
-            edges=jnp.arange(2 * num_bins + 1, dtype="float32") - 0.5,
-            **bins.part(1 - EDGES_SHARE).pair,
-        )
-        found = means.params, means.standard_errors, counts.params
-        return Solution(found, privacy, {})
+        counts = jnp.zeros(2 * num_bins, "int32").at[cells].add(1)
+        of_counts = of_bins / math.sqrt(1 - EDGES_SHARE)
+        noisy = noisy_counts(keys[2], counts, of_counts, len(values))[0]
+        return Solution((params, errors, noisy), privacy, {})
 
     pair = _grouped(-_FAR, 0), _grouped(_FARTHER, 1)
     return transcribed(solve, *pair, num_releases=num_releases)

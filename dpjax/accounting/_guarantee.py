@@ -414,21 +414,6 @@ def _describe(epsilon, delta, relation: NeighboringRelation, replaced: str) -> s
     )
 
 
-def group_budget(epsilon: float, delta: float, group_size: int) -> tuple[float, float]:
-    """Returns the budget for one record that implies (epsilon, delta) for k records.
-
-    It inverts `for_groups` for k = group_size, rounded down: (epsilon / k, delta
-    (e^(epsilon/k) - 1) / (e^epsilon - 1)).
-    """
-    _validate.positive(epsilon=epsilon)
-    _validate.delta(delta)
-    _validate.count(group_size=group_size)
-    if group_size == 1:
-        return epsilon, delta
-    each = epsilon / group_size * (1 - _SLACK)
-    return each, delta / _multiple(each, group_size) * (1 - 3 * _SLACK)
-
-
 def _multiple(epsilon: float, group_size: int) -> float:
     """Returns (e^(k epsilon) - 1) / (e^epsilon - 1), which is at least k."""
     if epsilon == 0:

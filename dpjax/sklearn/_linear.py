@@ -20,7 +20,6 @@ from dpjax.losses import LinearLoss
 from dpjax.sklearn import _tables
 from dpjax.solvers import Execution, dp_linear_model
 from dpjax.solvers.statistics._scales import (
-    Noise,
     Standard,
     release_scales,
     scales_share,
@@ -190,7 +189,7 @@ class LinearEstimator(PrivateEstimator):
             released = release_scales(
                 scale_key,
                 features[:, is_open],
-                noise=Noise(noise_multiplier).part(share),
+                noise_multiplier=noise_multiplier / math.sqrt(share),
                 weights=weights,
                 is_centered=self.fit_intercept,
             )

@@ -21,7 +21,7 @@ from dpjax.solvers.statistics._noisy_mean import (
     noisy_mean,
     one_gaussian,
 )
-from dpjax.solvers.statistics._scales import Noise, release_scales, scales_share
+from dpjax.solvers.statistics._scales import release_scales, scales_share
 from dpjax.tables import _progress
 
 _LEAST_SHARE = 0.01  # smallest share of the budget for the target's unit
@@ -87,7 +87,7 @@ def in_unit(
         scales = release_scales(
             own_key,
             rates[:, None],
-            noise=Noise(noise_multiplier).part(share),
+            noise_multiplier=noise_multiplier / math.sqrt(share),
             weights=weights,
             is_centered=model.fit_intercept and not is_amount,
         )

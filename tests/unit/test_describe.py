@@ -5,8 +5,10 @@ import dataclasses
 import io
 import json
 import math
+from unittest import mock
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import polars as pl
@@ -15,6 +17,8 @@ import pytest
 
 import dpjax
 from dpjax.datasets import Categorical, Numeric
+from dpjax.tables.describe import _groups
+from tests.unit.solvers.test_diameter import check_set
 
 NUM = 4_000
 SCHEMA = {"income": None, "age": Numeric(50, 50, limit=1)}
@@ -54,7 +58,7 @@ def test_a_data_frame_is_a_table(frame, description):
 
 
 def test_parts_share_one_budget(description):
-    assert len(description.rows) == 2 * 3 * 25 + 3 * 2 + 3 * 2 * 2
+    assert len(description.rows) == 2 * (3 * 25 + 2) + 3 * 2 + 3 * 2 * 2
     counts = [x for x in description.rows if x.statistic in ("count", "histogram")]
     assert all(row.value == int(row.value) for row in counts)
     assert description.edges["age"] == tuple(np.linspace(0.0, 100.0, 21))
@@ -91,9 +95,10 @@ def test_a_description_reads_the_same_in_every_format(description):
     assert lines[0]["column"] == "income"
     content = json.loads(description.to_json())
     assert content["rows"][0] == description.rows[0]._asdict()
+    assert str(description.rows[0]).endswith("%)")
     assert content["privacy"]["epsilon"] == 3.0
     (head, numbers), (_, categories) = description.tables()
-    assert head == ["column", "town", "count", "missing", "mean", "median", head[-1]]
+    assert head[:5] == ["column", "town", "count", "missing", "mean"]
     assert [x[:2] for x in numbers[:2]] == [["income", "Ghent"], ["income", "Lier"]]
     assert categories[0][:3] == ["town", "(all)", "Ghent"]
     page = description.to_html("a <b>")
@@ -115,14 +120,14 @@ def test_a_table_of_two_columns_has_the_counts_and_means_of_each_cell(frame):
         assert count == np.sum(cells == name)
         assert groups[name] == pytest.approx(ages[cells == name].mean(), rel=1e-4)
     assert shown.to_frame().column.unique().tolist() == ["town, owns", "income", "age"]
-    assert "156 numbers, n = 4,000, epsilon = 1e+06" in repr(shown)
+    assert "160 numbers, n = 4,000, epsilon = 1e+06" in repr(shown)
 
 
 def test_what_noise_hides_is_no_number_and_no_bar(frame):
     few = {name: values[:20] for name, values in frame.items()}
     shown = described(few, by="town", epsilon=0.01)
     (_, numbers), (_, shares) = shown.tables()
-    assert {x[-1] for x in (*numbers, *shares)} == {"hidden by noise"}
+    assert {x[-1] for x in (*numbers[1:3], *shares)} == {"hidden by noise"}
     income, *_ = shown.plot().axes
     assert [x.get_text() for x in income.texts] == 3 * ["hidden by noise"]
 
@@ -136,6 +141,69 @@ def test_no_name_is_run_by_a_spreadsheet(description):
     assert f"\n{name}," not in made.to_csv()
     assert f">&#x27;{name}<" in made.to_html()
     assert f">{name}<" not in made.to_html()
+
+
+def weighted(seed, num, epsilon, weights="w"):
+    rng = np.random.default_rng(seed)
+    town, w = rng.choice(["Ghent", "Lier"], num), rng.uniform(0.2, 2.0, num)
+    age = np.clip(rng.normal(45 + 10 * (town == "Lier") + 6 * w, 12), 0, 100)
+    age[:10], w[10:20], w[20:30] = np.nan, np.nan, 9.0  # the latter count 0 and 2
+    frame = {"age": age, "town": town, "w": w, "owns": rng.random(num) < 0.3}
+    schema = {k: SCHEMA.get(k, Numeric(1, 1, limit=1)) for k in frame}
+    options = {"epsilon": epsilon, "by": "town", "weights": weights, "key": seed}
+    return frame, {row[:4]: row for row in described(frame, schema, **options).rows}
+
+
+def test_weighted_numbers_are_those_of_numpy():
+    frame, rows = weighted(0, NUM, 1e6)
+    weights, means = np.clip(np.nan_to_num(frame["w"]), 0.0, 2.0), []
+    for town in ("Ghent", "Lier"):
+        own, mean = frame["town"] == town, rows["age", town, "mean", ""]
+        w, x = (y[own & ~np.isnan(frame["age"])] for y in (weights, frame["age"]))
+        means.append(np.average(x, weights=w))
+        error = np.sqrt(np.sum(w**2 * (x - means[-1]) ** 2)) / w.sum()
+        share = np.average(frame["owns"][own], weights=weights[own])
+        count = rows["age", town, "count", ""].value
+        known = mean.value, (mean.high - mean.low) / 3.92, count
+        assert known == pytest.approx((means[-1], error, w.sum()), rel=1e-3)
+        assert rows["owns", town, "share", "true"].value == pytest.approx(share, 1e-3)
+    apart = rows["age", "Lier", "difference", "Ghent"]
+    assert apart.value == pytest.approx(means[1] - means[0], abs=1e-3)
+    assert not any(place[0] == "w" or "median" in place for place in rows)
+
+
+@pytest.mark.parametrize("has_numbers", [True, False])
+def test_noise_is_for_the_distance_of_two_weighted_records(monkeypatch, has_numbers):
+    ends = np.float32([0, 0.02, 0.5, 1]), np.float32([-1, -0.5, 0, 0.1, 1, np.nan])
+    weights, numbers = (np.tile(x.ravel(), 2) for x in np.meshgrid(*ends))
+    release = mock.Mock(return_value=(np.zeros((4, 5 if has_numbers else 2)), 1.0))
+    monkeypatch.setattr(_groups, "noisy_sums", release)
+    monkeypatch.setattr(_groups.jax, "jit", lambda call, **_: call)
+    groups = _groups.Groups(("a", "b"), np.repeat([0, 1], 24), None, None, weights)
+    cells, numbers = np.arange(48) % 2, numbers if has_numbers else None
+    groups.weighed(cells, 2, numbers, 1.0, jax.random.key(0))
+    monkeypatch.undo()
+    _, (places, rows), *_, clipping = release.call_args.args
+    tables = jnp.zeros((48, 4, rows.shape[1])).at[jnp.arange(48), places].set(rows)
+    check_set(tables.reshape(48, -1), clipping, 0.99)
+
+
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("weights", ["w", None])
+def test_intervals_of_differences_cover_and_tell_the_part_of_noise(weights):
+    place = "age", "Lier", "difference", "Ghent"
+    rows = [weighted(seed, 2_000, 2.0, weights)[1][place][4:] for seed in range(60)]
+    values, low, high, parts = np.array(rows).T
+    assert np.sum((low > 10) | (high < 10)) <= 8  # of 60: once in 200 tests
+    error = np.mean(high - low) / 2 / 1.96
+    assert 0.65 * error < np.std(values) < 1.2 * error
+    assert 0.5 < error * np.sqrt(1 - np.mean(parts)) < 1.1  # 0.55 is by sampling
+
+
+COMMA = Categorical(("x,y", "z"))
+KIND = Categorical(tuple(map(str, range(1024))))
+MANY = {"frame": dict.fromkeys("ab", np.ones(3)), "schema": dict.fromkeys("ab", KIND)}
+MANY |= {"by": "b"}
 
 
 @pytest.mark.parametrize(
@@ -153,6 +221,9 @@ def test_no_name_is_run_by_a_spreadsheet(description):
         ({"frame": {"age": np.ones((2, 2)), "town": np.ones(2)}}, "frame must be colu"),
         ({"frame": {"age": np.ones(0), "town": np.ones(0)}}, "n from 1 to 2"),
         (MANY, "at most 1,048,576 counts in column 'a'"),
+        ({"weights": "income", "schema": SCHEMA}, "weights must be a column of the s"),
+        ({"weights": "age", "schema": {"age": Numeric(0, 1, limit=2)}}, "weights must"),
+        ({"weights": "age", "schema": SCHEMA}, r"must have a limit, unlike \['income'"),
         ({"by": "town, town"}, "by must be a column of the schema with categories"),
         ({"by": "town, a", "schema": {**SCHEMA, "a": COMMA}}, r"commas .*\['x,y'\]"),
     ],

@@ -31,13 +31,13 @@ class Releases:
         self.made.append((exact, float(stddevs[0]), noisy))
         return noisy
 
-    def of_both(self, tables, weights=(None, None), *, noise, seed=0):
+    def of_both(self, tables, weights=(None, None), *, seed=0, **noise):
         """Returns values, scales and outcomes of a table, and then of its neighbor."""
         self.told, both = [], []
         for table, counted in zip(tables, weights, strict=True):
             self.made = []
             key = jax.random.key(seed)
-            _scales.release_scales(key, table, noise=noise, weights=counted)
+            _scales.release_scales(key, table, weights=counted, **noise)
             both.append(self.made)
             self.told = both[0]
         assert len(both[0]) == len(both[1])
@@ -73,7 +73,7 @@ def test_a_record_moves_releases_by_their_sensitivity(releases, num_columns, wei
     largest = np.zeros(len(shares))
     for row, other in itertools.permutations(rows, 2):
         tables = np.vstack([row, table]), np.vstack([other, table])
-        both = releases.of_both(tables, weights, noise=_scales.Noise(3.0))
+        both = releases.of_both(tables, weights, noise_multiplier=3.0)
         assert len(both[0]) == len(shares)
         for place, (share, first, second) in enumerate(zip(shares, *both, strict=True)):
             (one, scale, _), (two, _, _) = first, second
@@ -93,7 +93,7 @@ def test_neighbours_are_told_apart_by_no_more_than_the_price(releases):
     ratios = np.zeros(150)
     for i in range(len(ratios)):
         tables.reverse()
-        both = releases.of_both(tables, noise=_scales.Noise(1.0), seed=i)
+        both = releases.of_both(tables, noise_multiplier=1.0, seed=i)
         for (own, scale, noisy), (other, _, _) in zip(*both, strict=True):
             squares = (noisy - other) ** 2 - (noisy - own) ** 2
             ratios[i] += np.sum(squares) / (2 * scale**2)
@@ -140,8 +140,7 @@ def test_centers_and_scales_suit_raw_units():
         ],
         axis=1,
     )
-    noise = _scales.Noise(10.0)
-    standard = _scales.release_scales(jax.random.key(0), columns, noise=noise)
+    standard = _scales.release_scales(jax.random.key(0), columns, noise_multiplier=10.0)
     rows = np.abs(standard.of(columns))
     assert np.isfinite(rows).all()
     spread = np.quantile(rows, 0.995, axis=0)
@@ -158,7 +157,7 @@ def test_a_mean_that_is_large_beside_the_spread_hides_no_scale():
     for mean, multiplier in ((10.0, 10.0), (-1e4, 10.0), (1e5, 1.0)):
         for key in jax.random.split(jax.random.key(0), 3):
             standard = _scales.release_scales(
-                key, mean + spread, noise=_scales.Noise(multiplier)
+                key, mean + spread, noise_multiplier=multiplier
             )
             assert abs(standard.centers[0] - mean) < 3
             assert 0.5 < standard.scales[0] < 8
@@ -169,18 +168,19 @@ def test_noise_alone_moves_no_scale_far_out():
     columns = np.random.default_rng(1).normal(45, 15, (3_000, 1))
     for seed in range(100, 200):
         standard = _scales.release_scales(
-            jax.random.key(seed), columns, noise=_scales.Noise(20.0)
+            jax.random.key(seed), columns, noise_multiplier=20.0
         )
         assert 10 < standard.scales[0] < 200
 
 
 def test_a_size_shows_where_enough_records_have_it():
-    noise, num_samples = _scales.Noise(2.0), 20_000
+    noise, num_samples = 2.0, 20_000
     least, seen = _scales.least_seen(3, noise), []
     for seed in range(20):
         columns = np.zeros((num_samples, 3))
         columns[: int(1.5 * least), 0], columns[: int(least / 4), 1] = 5.0, 5.0
-        standard = _scales.release_scales(jax.random.key(seed), columns, noise=noise)
+        key = jax.random.key(seed)
+        standard = _scales.release_scales(key, columns, noise_multiplier=noise)
         seen.append(standard.is_known)
     assert np.sum(seen, axis=0).tolist() == [20, 0, 0]
 
@@ -205,8 +205,8 @@ def test_the_public_function_is_the_release_of_the_estimators():
     key = jax.random.key(0)
     solution = dp_center_and_scale(columns, key=key, epsilon=2.0, delta=1e-6)
     stats = solution.stats
-    noise = _scales.Noise(stats["noise_multiplier"])
-    standard = _scales.release_scales(jax.random.clone(key), columns, noise=noise)
+    noise, key = stats["noise_multiplier"], jax.random.clone(key)
+    standard = _scales.release_scales(key, columns, noise_multiplier=noise)
     np.testing.assert_array_equal(solution.params, standard[:2])
     np.testing.assert_array_equal(stats["is_known"], standard.is_known)
     assert stats["least_seen"] == _scales.least_seen(3, noise)

@@ -86,7 +86,8 @@ def dp_group_means(
         the same structure, so `interval` works (`benchmarks/COVERAGE.md`). They count
         sampling and noise, and for means the bias of shrinking and clipping, as far as
         noise hides which group has it; small groups have wide or infinite errors. Its
-        stats hold noise_multiplier, and count_stddev, the stddev of a count's noise.
+        stats hold noise_multiplier, count_stddev of a count's noise, and parts_by_noise
+        of squared errors of means, all but sampling, and of the ranks of quantiles.
 
     Privacy:
         (epsilon, delta)-DP under replace-one, for every input; a replaced record may
@@ -123,32 +124,35 @@ def dp_group_means(
     if indices.shape != samples.shape or not jnp.issubdtype(indices.dtype, jnp.integer):
         shape = f"{indices.dtype}{list(indices.shape)}"
         raise ValueError(f"groups must be {rule}, got {shape}.")
+    multiplier, privacy = one_gaussian(epsilon, delta, samples.size)
+    args = key, samples, indices, num_groups, multiplier, quantiles, bounds
+    params, errors, stats = group_statistics(*args)
+    return Solution(params, privacy, stats | {"noise_multiplier": multiplier}, errors)
+
+
+def group_statistics(key, samples, groups, num_groups, multiplier, quantiles, bounds):
+    """Releases params, standard errors and stats of `dp_group_means`, in three dicts.
+
+    All together are a Gaussian mechanism with the noise multiplier `multiplier`.
+    """
     low, high = bounds or (-_LARGEST, _LARGEST)
     middle, reach = low / 2 + high / 2, high / 2 - low / 2
     is_fine = low >= -_LARGEST and high <= _LARGEST and reach > _NARROWEST * abs(middle)
     rule = f"(low, high) within {_LARGEST:g}, apart by more than 2^-19 of their middle"
     _validate.require(is_fine, "bounds", bounds, rule)
-    multiplier, privacy = one_gaussian(epsilon, delta, samples.size)
     count_key, mean_key, quantile_key = _keys.split(key, 3)
-    rest = 1 - _QUANTILES if quantiles else 1.0
-    params, errors = {}, {}
-    of_counts = multiplier / math.sqrt(rest * _COUNTS)
-    counted, errors["counts"] = _counted(
-        num_groups, count_key, samples, indices, middle, reach, of_counts
-    )
-    params["counts"] = counted.counts
-    means = _means(mean_key, counted, (multiplier, rest), reach)
-    params["means"], errors["means"] = means
+    of_rest = multiplier / math.sqrt(1 - _QUANTILES if quantiles else 1.0)
+    args = samples, groups, middle, reach, of_rest / math.sqrt(_COUNTS)
+    counted, of_counts = _counted(num_groups, count_key, *args)
+    params, errors, noise = {"counts": counted.counts}, {"counts": of_counts}, {}
+    released = {"means": _means(mean_key, counted, of_rest, reach)}
     if quantiles:
         shares, known = tuple(map(float, quantiles)), reach if bounds else None
-        of_quantiles = multiplier / math.sqrt(_QUANTILES)
-        params["quantiles"], errors["quantiles"] = _quantiles(
-            shares, quantile_key, counted, of_quantiles, known
-        )
-    for name in params.keys() - {"counts"}:  # back between the bounds
-        params[name] = jnp.clip(params[name], -reach, reach) + middle
-    stats = {"noise_multiplier": multiplier, "count_stddev": counted.stddev}
-    return Solution(params, privacy, stats, errors)
+        args = quantile_key, counted, multiplier / math.sqrt(_QUANTILES), known
+        released["quantiles"] = _quantiles(shares, *args)
+    for name, (values, errors[name], noise[name]) in released.items():
+        params[name] = jnp.clip(values, -reach, reach) + middle  # between the bounds
+    return params, errors, {"count_stddev": counted.stddev, "parts_by_noise": noise}
 
 
 class Groups(NamedTuple):
@@ -174,27 +178,25 @@ def _counted(num_groups, key, samples, indices, middle, reach, multiplier):
 
 
 def _means(
-    key: Key, groups: Groups, budget: tuple[float, float], reach: float
-) -> tuple[jax.Array, jax.Array]:
-    """Releases the mean of each group, (G,), and returns its standard error, (G,).
+    key: Key, groups: Groups, multiplier: float, reach: float
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Releases the mean of each group, with standard errors and parts by noise, (G,).
 
-    Samples, within ±reach, are clipped about a median of all groups. `budget` is the
-    noise multiplier of all releases, and the share that quantiles leave of it.
+    Samples, within ±reach, are clipped about a median of all groups. `multiplier` is
+    the noise multiplier of all releases except quantiles.
     """
     size_key, median_key, length_key, sum_key, square_key = _keys.split(key, 5)
 
-    def part(share: float) -> float:
-        multiplier, rest = budget
-        return multiplier / math.sqrt(rest * share)
-
     weights = (groups.indices < groups.counts.size).astype(groups.values.dtype)
-    keys, parts = (size_key, median_key), (part(_SIZE), part(_MEDIAN))
-    center, bound = median_and_bound(keys, groups.values, weights, parts)
-    lengths = jnp.abs(_centered(groups, center))
-    seen = noisy_size_histogram(length_key, lengths, part(_LENGTHS))
     sums = 1 - _COUNTS - _SIZE - _MEDIAN - _LENGTHS - _SQUARES
+    shares = _SIZE, _MEDIAN, sums, _SQUARES, _LENGTHS
+    *parts, of_sums, of_squares, of_lengths = (multiplier / x**0.5 for x in shares)
+    keys = size_key, median_key
+    center, bound = median_and_bound(keys, groups.values, weights, (parts[0], parts[1]))
+    lengths = jnp.abs(_centered(groups, center))
+    seen = noisy_size_histogram(length_key, lengths, of_lengths)
     keys, place = (sum_key, square_key), (center, bound, reach * (1 + 1e-6))
-    multipliers = part(sums), part(_SQUARES), part(_LENGTHS)
+    multipliers = of_sums, of_squares, of_lengths
     released = _sums(keys, groups, place, seen, multipliers)
     return _group_means(groups.counts, groups.stddev, released)
 
@@ -262,8 +264,8 @@ def _sums(
     layers = jnp.where(is_narrow, no_layers, layers)
     innermost = jnp.array([1 / reach, _NO_LAYER, _NO_LAYER], z.dtype)
     weights = jnp.where(is_narrow, innermost, weights)
-    rows, clipping = layers[:, :, 0], Clipping(1.0)
-    noisy, stddev = _noisy_sums(keys[0], groups, rows, multipliers[0], clipping)
+    records, clipping = (groups.indices, layers[:, :, 0]), Clipping(1.0)
+    noisy, stddev = noisy_sums(keys[0], records, counts.size, multipliers[0], clipping)
     noisy, variances = (noisy / weights[None]).T, (stddev / weights) ** 2
     values, taken_off = _shrunk(noisy, counts, variances)
 
@@ -275,7 +277,11 @@ def _sums(
     known = jnp.maximum(jnp.abs(values) - jnp.sqrt(jnp.sum(variances)), 0.0)
     squares_of_mean = known**2 / jnp.maximum(counts, 1).astype(z.dtype)
     of_mean = jnp.where(is_narrow, squares_of_mean, 0.0)
-    squares, stddev = _squares(keys[1], groups, lengths, radius, multipliers[1])
+    short = ((jnp.minimum(lengths, radius) / radius) ** 2)[:, None]
+    args = counts.size, multipliers[1], SetClipping(1.0, min(counts.size, 2) ** 0.5)
+    squares, stddev = noisy_sums(keys[1], (groups.indices, short), *args)
+    stddev = radius**2 * stddev
+    squares = jnp.maximum(radius**2 * squares[:, 0] + stddev, 0.0)
     squares = jnp.maximum(squares - of_mean, stddev)
     total = jnp.maximum(seen.sum_of_squares(0.0, radius), stddev)
     # A group may have all that lies beyond the last radius, as far as its squares
@@ -286,19 +292,6 @@ def _sums(
     variance = jnp.sum(variances) + taken_off**2 + hidden**2
     left_out = num_samples * left_out * share
     return _Sums(center, is_seen, values, variance, squares, left_out)
-
-
-def _squares(
-    key: Key, groups: Groups, lengths: jax.Array, radius: jax.Array, multiplier: float
-) -> tuple[jax.Array, jax.Array]:
-    """Releases each group's sum of squares of lengths, (G,), and its noise's stddev."""
-    # Lengths (n,), distances of samples from the center, are clipped to `radius`. The
-    # sums give the spread of each group, for the standard errors of means.
-    short = (jnp.minimum(lengths, radius) / radius) ** 2
-    clipping = SetClipping(1.0, math.sqrt(min(groups.counts.size, 2)))
-    squares, stddev = _noisy_sums(key, groups, short[:, None], multiplier, clipping)
-    stddev = radius**2 * stddev
-    return jnp.maximum(radius**2 * squares[:, 0] + stddev, 0.0), stddev
 
 
 def _shrunk(
@@ -321,32 +314,35 @@ def _shrunk(
     return jnp.sum(layers, axis=0) - taken_off, taken_off
 
 
-def _noisy_sums(
-    key: Key, groups: Groups, rows: jax.Array, multiplier: Scalar, clipping: Clipping
+def noisy_sums(
+    key: Key,
+    records: tuple[jax.Array, jax.Array],  # groups (n,), and rows (n, k) to sum up
+    num_groups: int,
+    multiplier: Scalar,
+    clipping: Clipping,  # bounds rows
 ) -> tuple[jax.Array, Scalar]:  # sums (G, k), and the stddev of their noise
-    """Releases each group's sum of rows (n, k), which `clipping` bounds."""
-    (num_samples, k), num_groups = rows.shape, groups.counts.size
+    """Releases each group's sum of rows; a row beyond the groups must be zero."""
+    (indices, rows), (num_samples, k) = records, records[1].shape
 
     def product(table: jax.Array, record: tuple[jax.Array, jax.Array]) -> jax.Array:
         group, row = record
         return jnp.vdot(table[group], row)
 
+    args = clipping, (jnp.minimum(indices, num_groups - 1), rows), multiplier, key
     table = jnp.zeros((num_groups, k), rows.dtype)
-    # Rows of samples that do not count are zero.
-    records = jnp.minimum(groups.indices, num_groups - 1), rows
-    args = clipping, records, multiplier, key
     mean = noisy_mean(*args, product=product, weights=table)
     noise = clipping.noise_parameters(multiplier, num_samples, num_groups * k)
-    return num_samples * mean, like(num_samples * noise["stddev"], rows)
+    return num_samples * mean, like(num_samples * noise["stddev"], table)
 
 
 @jax.jit
 def _group_means(
     counts: jax.Array, count_stddev: jax.Array, sums: _Sums
-) -> tuple[jax.Array, jax.Array]:  # means, errors
+) -> tuple[jax.Array, jax.Array, jax.Array]:  # means, errors, parts by noise
     """Returns each group's mean and standard error, (G,), from its count and sums."""
     # Released `sums` are of distances from a center and of their squares. Errors count
-    # sampling, noise and clipping; groups that noise hides have infinite errors.
+    # sampling, noise and clipping; groups that noise hides have infinite errors. All
+    # that is not by sampling is by noise.
     sizes = jnp.maximum(counts, 1).astype(sums.values.dtype)
     from_center = sums.values / sizes
     variance = (sums.squares + sums.variance) / sizes**2
@@ -354,7 +350,8 @@ def _group_means(
     variance = variance + (count_errors**2 + sums.left_out**2) / sizes**2
     is_seen = counts.astype("float32") > _LEAST_COUNT * count_stddev
     is_seen &= sums.is_seen
-    return sums.center + from_center, jnp.where(is_seen, jnp.sqrt(variance), jnp.inf)
+    errors = jnp.where(is_seen, jnp.sqrt(variance), jnp.inf)
+    return sums.center + from_center, errors, 1 - sums.squares / sizes**2 / variance
 
 
 def _quantiles(
@@ -363,8 +360,8 @@ def _quantiles(
     groups: Groups,  # samples and their groups, with released counts
     multiplier: float,  # the noise multiplier of all of them
     reach: float | None,  # half width of public bounds, if known
-) -> tuple[jax.Array, jax.Array]:  # quantiles, errors
-    """Releases quantiles of each group (G, Q), and returns their standard errors.
+) -> tuple[jax.Array, jax.Array, jax.Array]:  # quantiles, errors, parts by noise
+    """Releases quantiles of each group, with standard errors and parts, all (G, Q).
 
     Privacy:
         Under replace-one Gaussian mechanisms that compose to one of the multiplier:
@@ -373,12 +370,9 @@ def _quantiles(
     """
     # Without a public reach, a bound of all samples is released.
     bound_key, key = _keys.split(key)
-    values = groups.values
-    if reach is not None:
-        bound = jnp.asarray(reach, values.dtype)
-    else:
-        of_bound = multiplier / math.sqrt(_BOUND)
-        sizes = jnp.abs(values)
+    bound: Any = reach
+    if reach is None:
+        sizes, of_bound = jnp.abs(groups.values), multiplier / math.sqrt(_BOUND)
         bound = 2 * noisy_quantile(bound_key, sizes, noise_multiplier=of_bound)
         multiplier /= math.sqrt(1 - _BOUND)
     return _bisected_quantiles(quantiles, key, groups, bound, multiplier)
@@ -386,7 +380,7 @@ def _quantiles(
 
 @partial(jax.jit, static_argnums=0)
 def _bisected_quantiles(quantiles, key: Key, groups: Groups, bound, multiplier):
-    """Releases the groups' quantiles (G, Q) within ±bound, and standard errors."""
+    """Releases the groups' quantiles (G, Q) within ±bound, as `_quantiles`."""
     # Each of the Q quantiles of G groups is found by a bisection with noisy counts.
     # `multiplier` is the noise multiplier of all steps together.
     num_groups, counts = groups.counts.size, groups.counts
@@ -439,7 +433,8 @@ def _bisected_quantiles(quantiles, key: Key, groups: Groups, bound, multiplier):
     is_seen = is_inside & (sizes > _LEAST_COUNT * groups.stddev)[None]
     off = 2 * off  # the last step of the bisection
     errors = (width + off) / APART + off
-    return center.T, jnp.where(is_seen, errors, jnp.inf).T
+    errors = jnp.where(is_seen, errors, jnp.inf)
+    return center.T, errors.T, (stddev**2 / variances).T  # a part of a rank's error
 
 
 def _beside(

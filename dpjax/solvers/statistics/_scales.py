@@ -52,19 +52,6 @@ _MOST_SCALES = 100.0  # cells are clipped to so many scales from the center
 _MOST_UNITS = 2**14  # of a whole cell, if counts of all records fit in int32
 
 
-class Noise(NamedTuple):
-    """Represents a budget by a multiplier: stddev of the noise / l2 sensitivity."""
-
-    multiplier: float
-
-    def part(self, share: float) -> "Noise":
-        """Returns the noise of a release with a share of the budget.
-
-        Inverse squares of multipliers add up, so shares add up to 1.
-        """
-        return Noise(self.multiplier / math.sqrt(share))
-
-
 class Standard(NamedTuple):
     """Holds centers, scales and ranges of columns, shape (k,); public, or released."""
 
@@ -121,9 +108,9 @@ def scales_share(
     return min(max(16 * shown, least), _MOST_SHARE)
 
 
-def least_seen(num_columns: int, noise: Noise) -> float:
+def least_seen(num_columns: int, multiplier: float) -> float:
     """Returns the number of records of one size that `release_scales` can detect."""
-    return _least_seen(num_columns, noise.part(_SHARES[1]).multiplier)
+    return _least_seen(num_columns, multiplier / math.sqrt(_SHARES[1]))
 
 
 def _least_seen(num_columns: int, multiplier: float) -> float:
@@ -191,7 +178,7 @@ def dp_center_and_scale(
     scales = _released(key, samples, None, multiplier)
     stats = {
         "is_known": scales.is_known,
-        "least_seen": least_seen(samples.shape[1], Noise(multiplier)),
+        "least_seen": least_seen(samples.shape[1], multiplier),
         "noise_multiplier": multiplier,
     }
     return Solution((scales.centers, scales.scales), privacy, stats)
@@ -201,7 +188,7 @@ def release_scales(
     key: Key,
     columns: np.ndarray,  # private, (n, k)
     *,
-    noise: Noise,  # of all releases together
+    noise_multiplier: float,  # of all releases together
     weights: np.ndarray | None = None,  # (n,); zero: does not count
     is_centered: bool = True,
 ) -> Standard:
@@ -215,7 +202,7 @@ def release_scales(
     cells = np.clip(columns, -_BEYOND, _BEYOND).astype(np.float32)
     is_counted = None if weights is None else jnp.asarray(weights > 0)
     scales = _released(
-        key, jnp.asarray(cells), is_counted, noise.multiplier, is_centered=is_centered
+        key, jnp.asarray(cells), is_counted, noise_multiplier, is_centered=is_centered
     )
     centers, sizes = (np.array(x, np.float64) for x in scales[:2])
     is_known = np.array(scales.is_known)

@@ -2,12 +2,11 @@
 
 import contextlib
 import dataclasses
-import functools
 import json
 from pathlib import Path
+from typing import Any
 
 import jax
-import numpy as np
 
 import dpjax
 from dpjax import _keys, _store, _validate
@@ -20,7 +19,7 @@ from dpjax.tables.cli._schema import Schema, declared_columns
 from dpjax.tables.cli._settings import DescribeSettings
 from dpjax.tables.cli._sources import Draw, Table, default_size, read_records
 from dpjax.tables.cli._terminal import show_paths, stage, table_of, terminal
-from dpjax.tables.columns._kinds import BoundedColumn, Numeric, dates_of
+from dpjax.tables.columns._kinds import BoundedColumn, Numeric, is_date
 from dpjax.tables.describe._description import Description
 from dpjax.tables.describe._release import MOST_RECORDS, Kind, check, release
 
@@ -42,10 +41,7 @@ def describe(settings: DescribeSettings) -> None:
     run = plan_description(settings, table)
     begun, entry = charge(run, begun, table)
     stage("Releasing")
-    units, place = table.units, None
-    if units is not None:
-        is_all = np.ones(table.num_samples, bool)
-        place = functools.partial(units.placed, is_chosen=is_all, size=units.size)
+    units = table.units
     with begun.recorded() as files, contextlib.ExitStack() as stack:
         if (folder := begun.run_folder) is not None:
             # With a state in the folder, a run that breaks off keeps its key.
@@ -56,20 +52,13 @@ def describe(settings: DescribeSettings) -> None:
             name: name if kind is None or kind.categories else kind.names(name)[0]
             for name, kind in kinds.items()
         }
-        description = release(
-            {titles[name]: column for name, column in table.columns.items()},
-            {titles[name]: kind for name, kind in kinds.items()},
-            key=key,
-            **run.budget._asdict(),
-            by=settings.by,
-            level=settings.level,
-            place=place,
-            num_samples=table.places_per_unit * table.num_records,
-        )
-        more = {"privacy": run.privacy}
-        if units is not None:
-            more |= {"unit": units.column, "records_per_unit": units.size}
-        description = dataclasses.replace(description, **more)
+        columns = {titles[name]: column for name, column in table.columns.items()}
+        schema = {titles[name]: kind for name, kind in kinds.items()}
+        asked: Any = {"by": settings.by, "level": settings.level, "units": units}
+        asked |= {"weights": titles.get(settings.weights or ""), "key": key}
+        asked["num_samples"] = table.places_per_unit * table.num_records
+        description = release(columns, schema, **run.budget._asdict(), **asked)
+        description = dataclasses.replace(description, privacy=run.privacy)
         content = {
             "dpjax": dpjax.__version__,
             "data": table.name,
@@ -77,9 +66,8 @@ def describe(settings: DescribeSettings) -> None:
             "noise_key": begun.noise_key,
             "ledger_entry": entry,
             **description.content(),
+            **({} if run.sample is None else {"sample": run.sample}),
         }
-        if run.sample is not None:
-            content["sample"] = run.sample
         files |= _contents(description, content, is_dark=settings.dark)
     console = terminal()
     for head, lines in description.tables():
@@ -104,15 +92,13 @@ def _read(settings: DescribeSettings, key: Key) -> tuple[dict[str, Kind], Table]
         else kind
         for name, kind in declared.kinds(target).items()
     }
-    check(kinds, settings.by)
+    check(kinds, settings.by, settings.weights)
     unit, size, each = settings.unit, settings.max_records, settings.each
     most = MOST_RECORDS // each
     rule = f"at most {most:,}, with {each} records of each unit"
     _validate.require(size is None or size <= most, "--max-records", size, rule)
     size = size or min(most, default_size(len(kinds) + (unit is not None), each))
-    texts = dates_of(kinds) | {
-        k for k, kind in kinds.items() if kind and kind.categories
-    }
+    texts = {k for k, x in kinds.items() if x and (x.categories or is_date(x))}
     numbers = [name for name in kinds if name not in texts]
     draw, schema = Draw(size, key, unit, each), Schema(kinds, None)
     return kinds, read_records(source, draw, schema, "", names, text_format, numbers)

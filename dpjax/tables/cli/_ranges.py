@@ -14,10 +14,9 @@ from dpjax._rounding import sum_up
 from dpjax._types import Key
 from dpjax.accounting import PrivacyGuarantee
 from dpjax.solvers.statistics._noisy_mean import one_gaussian
-from dpjax.solvers.statistics._scales import Noise, Standard, least_seen, release_scales
+from dpjax.solvers.statistics._scales import Standard, least_seen, release_scales
 from dpjax.tables.cli._sources import Table
 from dpjax.tables.cli._terminal import warn
-from dpjax.tables.cli._units import privacy_of_units
 from dpjax.tables.columns._kinds import Numeric
 from dpjax.tables.io._texts import float32_of
 
@@ -42,7 +41,7 @@ class Ranges:
     # If so many records have numbers of about one size, a scale exceeds the noise.
     least_seen: float
     is_informative: bool  # False if features are left out, or the target has no scale
-    noise: Noise  # of all releases together
+    noise_multiplier: float  # of all releases together
     unit: str  # the difference between neighboring tables, in words
 
     def joined(self, training: PrivacyGuarantee) -> PrivacyGuarantee:
@@ -62,13 +61,13 @@ class Ranges:
         )
 
 
-def plan_ranges(table: Table, epsilon: float, delta: float) -> Ranges:
+def plan_ranges(table: Table, budget: tuple[float, float]) -> Ranges:
     """Plans the release of the centers and scales that the schema does not declare.
 
-    Only public facts are used. The budget of one record, or place of a unit, `epsilon`
-    and `delta`, decides how many records must have numbers of about one size, so that a
-    column's scale exceeds the noise. If these are over half of all records, features
-    are left out, and the target gets the full budget.
+    Only public facts are used. The `budget`, (epsilon, delta), decides how many records
+    must have numbers of about one size, so that a column's scale exceeds the noise,
+    which is k times as large for units with k places. If these are over half of all
+    records, features are left out, and the target gets the full budget.
     """
     names = table.open_columns()
     num_samples = table.num_samples * table.places_per_unit
@@ -76,23 +75,23 @@ def plan_ranges(table: Table, epsilon: float, delta: float) -> Ranges:
     _validate.require(len(names) > 0, "--private-ranges", "a share", rule)
     has_target = table.schema.target is None
     num_features = len(names) - has_target
-    multiplier, privacy = one_gaussian(epsilon, delta, num_samples)
-    noise = Noise(multiplier)
+    stated: Any = {"num_samples": table.num_samples, "unit": table.unit_words}
+    multiplier, privacy = one_gaussian(*budget, **stated)
+    multiplier *= table.places_per_unit
     least, is_informative = 0.0, True
     if num_features:
         share = _FEATURES_SHARE if has_target else 1.0
-        least = least_seen(num_features, noise.part(share))
+        least = least_seen(num_features, multiplier / math.sqrt(share))
         is_informative = least <= num_samples / 2
         if not is_informative:
             names = names[num_features:]
     if has_target:
-        least = max(least, least_seen(1, noise.part(_target_share(len(names)))))
+        of_target = multiplier / math.sqrt(_target_share(len(names)))
+        least = max(least, least_seen(1, of_target))
     if not names:
-        nothing: Any = {"dp_event": NoOpDpEvent(), "num_samples": num_samples}
-        privacy = PrivacyGuarantee.of(0.0, 0.0, **nothing)
-    columns = dict.fromkeys(names, Numeric())
-    privacy, sizes = privacy_of_units(privacy, table.units), (least, is_informative)
-    return Ranges(table.num_samples, columns, privacy, *sizes, noise, table.unit_words)
+        privacy = PrivacyGuarantee.of(0.0, 0.0, dp_event=NoOpDpEvent(), **stated)
+    more = least, is_informative, multiplier, table.unit_words
+    return Ranges(table.num_samples, dict.fromkeys(names, Numeric()), privacy, *more)
 
 
 def _target_share(num_columns: int) -> float:
@@ -129,15 +128,16 @@ def release_ranges(
     )
     if weights is None and table.units is not None:  # empty places do not count
         weights = trained(np.ones(len(table.units.index)))
-    noise, share = planned.noise, _target_share(len(numbers))
+    multiplier, share = planned.noise_multiplier, _target_share(len(numbers))
     target = numbers.pop(table.target, None)
     feature_key, target_key = _keys.split(key)
     columns: dict[str, Numeric] = {}
     is_informative = planned.is_informative
     if numbers:
-        part = noise.part(1.0 if target is None else _FEATURES_SHARE)
+        part = multiplier / math.sqrt(1.0 if target is None else _FEATURES_SHARE)
         samples = np.stack(list(numbers.values()), axis=1)
-        standard = release_scales(feature_key, samples, noise=part, weights=weights)
+        options = {"noise_multiplier": part, "weights": weights}
+        standard = release_scales(feature_key, samples, **options)
         columns |= zip(numbers, _features(standard, may_bend=may_bend), strict=True)
     if target is not None:
         if not is_centered:
@@ -147,7 +147,7 @@ def release_ranges(
             target = np.where(is_seen, target / np.where(is_seen, shares, 1), np.nan)
         standard = release_scales(
             *(target_key, target[:, None]),
-            noise=noise.part(share),
+            noise_multiplier=multiplier / math.sqrt(share),
             weights=weights,
             is_centered=is_centered,
         )

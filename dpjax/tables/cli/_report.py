@@ -18,7 +18,6 @@ from dp_accounting import UnsupportedDpEvent
 from dpjax import _validate, accounting
 from dpjax._rounding import as_decimal, claim, digits, rounded_up
 from dpjax.accounting import PrivacyGuarantee, Sampling
-from dpjax.accounting._guarantee import group_budget
 from dpjax.accounting._subsampling import gaussian_event
 from dpjax.tables import _pages
 from dpjax.tables._pages import Block, Picture, Rows, Text, html_of
@@ -38,7 +37,7 @@ _MOST_NAMES, _MOST_LINES, _MOST_PANELS = 12, 200, 40  # the most to show
 _RATES = 0.001, 0.01, 0.1  # false positive rates
 _SAID = "epsilon", "delta", "loss"  # shown apart from the settings
 _DESCRIPTION = "description.json"
-_ENDS = {"value": math.nan, "low": -math.inf, "high": math.inf}  # JSON lacks these
+_ENDS = {"low": -math.inf, "high": math.inf}  # JSON lacks these, and NaN
 _UNREADABLE = ArithmeticError, AttributeError, LookupError, TypeError, ValueError
 _UNREADABLE += (RecursionError,)
 
@@ -78,13 +77,13 @@ def _described(content: Mapping[str, Any]) -> Description:
     """Returns the `Description` of a table from `content`, its description.json."""
     rows = []
     for row in content["rows"]:
-        cells: Any = {k: _ENDS[k] if x is None else x for k, x in row.items()}
-        rows.append(Row(**cells))
+        ends = {k: _ENDS.get(k, math.nan) for k, x in row.items() if x is None}
+        rows.append(Row(**row | ends))
     privacy = Statement.read(content["privacy"]).made()
     shares = {(x["column"], x["part"]): x["share"] for x in content["costs"]}
     names = "edges", "num_samples", "by", "level"
     given: Any = {name: content[name] for name in names}
-    given["sample_size"] = content.get("sample_size")
+    given |= {name: content.get(name) for name in ("sample_size", "weights")}
     if (unit := content.get("unit")) is not None:
         given |= {"unit": unit["column"], "records_per_unit": unit["records_per_unit"]}
     return Description(tuple(rows), shares=shares, privacy=privacy, **given)
@@ -228,9 +227,8 @@ def _with_event(content: Content, privacy: PrivacyGuarantee) -> PrivacyGuarantee
         return privacy
     epsilon, delta = budget["epsilon"], budget["delta"]
     known = []  # noise multipliers of one release for a unit
-    if "rows" in content:  # a description, whose noise is for the budget of a record
-        record = group_budget(epsilon, delta, size)
-        known = [accounting.noise_multiplier(*record, Sampling(num_steps=1)) / size]
+    if "rows" in content:  # a description
+        known = [accounting.noise_multiplier(epsilon, delta, Sampling(num_steps=1))]
     for num in {1, num_steps} if multiplier else ():
         each, steps = multiplier / size, Sampling(num_steps=num)
         cost = accounting.noise_multiplier_to_epsilon(each, delta, steps)

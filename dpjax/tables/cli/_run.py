@@ -16,7 +16,6 @@ from dp_accounting import ComposedDpEvent
 from dpjax import _validate
 from dpjax._rounding import difference_down
 from dpjax.accounting import PrivacyGuarantee
-from dpjax.accounting._guarantee import group_budget
 from dpjax.accounting._sample import sample_budget, sample_privacy
 from dpjax.datasets import Dataset
 from dpjax.solvers.statistics._noisy_mean import one_gaussian
@@ -27,7 +26,6 @@ from dpjax.tables.cli._ranges import Ranges, plan_ranges
 from dpjax.tables.cli._release import Release
 from dpjax.tables.cli._settings import DescribeSettings, ReleaseOptions, Settings
 from dpjax.tables.cli._sources import Table, blank_data
-from dpjax.tables.cli._units import privacy_of_units
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +36,7 @@ class Run:
     table: Table | None  # without its cells; None for a public data set
     asked: Budget  # for the file
     own: Budget  # for the records that were read; a sample may spend more
-    budget: Budget  # the part of `own` for the model, or for a record's description
+    budget: Budget  # the part of `own` for the model, or the description
     # The guarantee of each release for the records that were read; the releases use
     # disjoint parts of them.
     parts: Mapping[str, PrivacyGuarantee]
@@ -114,7 +112,7 @@ def plan_training(settings: Settings, source: Table | Dataset) -> Run:
         # The ranges take a share of the budget, and the model has the rest.
         part = Budget(share * own.epsilon, share * own.delta)
         budget = Budget(*map(difference_down, own, part))
-        ranges = plan_ranges(table, *group_budget(*part, each))
+        ranges = plan_ranges(table, part)
         table = table.with_ranges(ranges.columns)
     data = blank_data(table)
     plan = _fit.make_plan(settings, data, budget, table.schema, each)
@@ -135,11 +133,9 @@ def plan_training(settings: Settings, source: Table | Dataset) -> Run:
 def plan_description(settings: DescribeSettings, table: Table) -> Run:
     """Prices a description of a file that was read."""
     asked, own = _budgets(settings, table)
-    budget = Budget(*group_budget(*own, table.places_per_unit))
-    _, privacy = one_gaussian(*budget, table.num_samples * table.places_per_unit)
-    parts = {"description": privacy_of_units(privacy, table.units)}
+    _, privacy = one_gaussian(*own, table.num_samples, table.unit_words)
     public = dataclasses.replace(table, columns={})
-    return Run(settings, public, asked, own, budget, parts)
+    return Run(settings, public, asked, own, own, {"description": privacy})
 
 
 def _asked(settings: ReleaseOptions, num_samples: int) -> Budget:

@@ -386,6 +386,11 @@ class DescribeSettings(ReleaseOptions):
         "A column of the schema with categories: its groups are described. Or several, "
         "such as region,sex: their combinations are."
     )
+    weights: str | None = of_data(
+        "A column of the schema with a limit, or of its [weight]: how much a record "
+        "counts. Counts, shares and means are weighted, and quantiles left out. All "
+        "columns of numbers then need a limit."
+    )
     level: float = of_method(
         "The probability of each interval.", _validate.probability, default=0.95
     )

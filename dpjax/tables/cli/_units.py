@@ -8,10 +8,8 @@ The records are laid out as (units, k): k places for each name, by sorted names,
 the places of a name depend on no record. They hold the first k records of the unit, or
 zeros, and further records are left out: all divisors are units times k, and the number
 of records stays private. Neighbors differ in up to k places of one unit, which are all
-for training or all for tests. The solvers take units as users with k places. Other
-releases for one place are private for a unit by `PrivacyGuarantee.for_groups`.
-Both cost k times the noise, but a mean has k times as many places: its noise is that of
-a mean of unit means.
+for training or all for tests. All noise is Gaussian, and k times that for one record; a
+mean has k times as many places, so that its noise is that of a mean of unit means.
 """
 
 import re
@@ -23,7 +21,6 @@ from typing import Any
 import numpy as np
 
 from dpjax import _validate
-from dpjax.accounting import PrivacyGuarantee
 from dpjax.tables.io._texts import Texts, is_missing, text_of
 
 _WHOLE = re.compile(r"([+-]?[0-9]+)\.0?")
@@ -145,12 +142,3 @@ def read_names(path: Path) -> list[str]:
     rule = "a file with at least one name, one per line"
     _validate.require(bool(names), "--unit-names", str(path), rule)
     return names
-
-
-def privacy_of_units(
-    privacy: PrivacyGuarantee, units: Units | None
-) -> PrivacyGuarantee:
-    """Returns the guarantee for units, given one for records."""
-    if units is None:
-        return privacy
-    return privacy.for_groups(units.size, num_groups=units.num_units, unit=units.words)

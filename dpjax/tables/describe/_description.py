@@ -16,22 +16,19 @@ import numpy as np
 from dpjax import accounting
 from dpjax._lazy import to_frame
 from dpjax._rounding import claim, rounded_up
-from dpjax.accounting import PrivacyGuarantee, Sampling
+from dpjax.accounting import PrivacyGuarantee
 from dpjax.accounting._sample import sample_budget, subsampled_epsilon
 from dpjax.tables import _pages
 from dpjax.tables._statement import Statement
 from dpjax.tables.io._untrusted import harmless, printable
 
-_OF_NUMBERS = ("count", "missing", "mean", "median", "quantile 0.9")
-_OF_CATEGORIES = ("count", "share")
 COUNTS = "count", "missing", "histogram"
 HIDDEN = "hidden by noise"
 OTHER = "(other)"  # cells in none of the categories, missing cells included
 # Sizes in the picture, in inches: a panel, a line, and the space around them.
 _WIDTH, _LINE, _AROUND, _HEAD = 4.2, 0.42, 0.75, 0.75
-_THIN, _TALL = 0.24, 1.7  # height of a category, and smallest height of a panel
-_MOST_LETTERS, _MOST_LINES = 18, 40
-_MARKERS = "os^"  # a group takes the next marker when all colors are used
+_TALL = 1.7  # smallest height of a panel
+_MOST_LETTERS, _MOST_LINES, _MOST_NAMES = 18, 40, 24
 _POINTS = {"mean": ("o", 0), "median": ("D", 1), "quantile 0.9": ("^", 2)}
 _SHARES = 0.0, 1.0  # the range of shares
 _HIGH = 0.62  # height of a histogram in its group's line; points lie below it
@@ -43,17 +40,20 @@ class Row(NamedTuple):
     Attributes:
         column: the name of the column.
         group: the name of the group, "(all)" without groups.
-        statistic: "count", "missing", "mean", "median", "quantile 0.9", "share" or
-            "histogram", which counts the records in a bin.
-        of: the category or the bin, or "".
+        statistic: "count", "missing", "mean", "difference" of means, "median",
+            "quantile 0.9", "share" or "histogram", which counts the records in a bin.
+        of: the category, the bin, the group whose mean was subtracted, or "".
         value: the number, in the column's units and within its limit. Counts are
             integers from 0 to n; counts of a sample are multiplied by n / m. Counts add
             up: the bins of a group to its count, this count and the missing cells to
-            the size of the group, and the sizes of all groups to n.
+            the size of the group, and the sizes of all groups to n. With weights they
+            are sums of weights, and add up to a private number.
         low: the lower end of the interval, which holds possible values only. If noise
             hides the value, it is the smallest possible value, or -inf for numbers
             without a limit.
         high: the upper end of the interval.
+        part_by_noise: the noise's part of the interval's squared width, from 0 to 1;
+            the rest is sampling. NaN if noise hides the value.
     """
 
     column: str
@@ -63,18 +63,22 @@ class Row(NamedTuple):
     value: float
     low: float
     high: float
+    part_by_noise: float = math.nan
 
     def __str__(self) -> str:
-        """Returns value and interval as text, rounded by the interval's width."""
+        """Returns value, interval and part by noise; rounded by the width."""
         half = (self.high - self.low) / 2
         if not half < math.inf:
             return HIDDEN
         digits = 0
-        if self.statistic not in COUNTS and half > 0:
+        is_count = self.statistic in COUNTS and float(self.value).is_integer()
+        if not is_count and half > 0:
             digits = min(max(1 - math.floor(math.log10(half)), 0), 12)
         form = f",.{digits}f" if abs(self.value) < 1e15 else ".6g"
         ends = " to ".join(f"{end:{form}}" for end in (self.low, self.high))
-        return f"{self.value:{form}} ({ends})"
+        part = self.part_by_noise
+        noise = "" if math.isnan(part) else f"; {part:.0%}"
+        return f"{self.value:{form}} ({ends}{noise})"
 
 
 class Cost(NamedTuple):
@@ -99,6 +103,7 @@ class Description:
             units times `records_per_unit`.
         sample_size: m, if a sample of m records was described, or None.
         by: the column of groups, or None.
+        weights: the column of weights, or None.
         level: the probability of each interval.
         shares: shares of the budget in zCDP, by column and statistics.
         privacy: the guarantee of the whole description.
@@ -114,6 +119,7 @@ class Description:
     shares: Mapping[tuple[str, str], float]
     privacy: PrivacyGuarantee
     sample_size: int | None = None
+    weights: str | None = None
     unit: str | None = None
     records_per_unit: int = 1
     to_frame = to_frame
@@ -141,7 +147,16 @@ class Description:
     @property
     def reading(self) -> str:
         """Sentences on how to read intervals, other categories and units of privacy."""
-        text = f"In brackets: {100 * self.level:g} % intervals, of sampling and noise."
+        text = f"In brackets: {100 * self.level:g} % intervals, of sampling and noise, "
+        text += "and the noise's part of their squared width. For a census, which has "
+        text += "no sampling, the square root of this part of the width is enough."
+        if of := {row.of for row in self.rows if row.statistic == "difference"}:
+            text += f" Differences are between the means of a group and of {of.pop()}."
+        if self.weights is not None:
+            text += (
+                f" Records count by {self.weights}: counts are sums of weights, and "
+            )
+            text += "shares and means are ratios of two sums with noise."
         if any(row.of == OTHER for row in self.rows):
             text += f" {OTHER}: cells in none of the listed categories, be it another "
             text += "level or no value."
@@ -153,13 +168,13 @@ class Description:
     @property
     def costs(self) -> list[Cost]:
         """The share of the budget of each released part, and its epsilon by itself."""
-        size, once = self.sample_size or self.num_samples, Sampling(num_steps=1)
+        size, costs = self.sample_size or self.num_samples, []
         given = self.privacy.epsilon, self.privacy.delta
         own = sample_budget(*given, num_samples=self.num_samples, sample_size=size)
-        multiplier, costs = accounting.noise_multiplier(*own, once), []
+        stddev = accounting.gaussian_stddev(*own, sensitivity=1.0)
         for (column, name), share in self.shares.items():
-            part = multiplier / math.sqrt(share)
-            epsilon = accounting.noise_multiplier_to_epsilon(part, own[1], once)
+            of_part = stddev / math.sqrt(share), own[1]
+            epsilon = accounting.gaussian_epsilon(*of_part, sensitivity=1.0)
             epsilon = subsampled_epsilon(epsilon, size / self.num_samples)
             costs.append(Cost(column, name, share, epsilon))
         return costs
@@ -169,20 +184,22 @@ class Description:
 
         They are for pages and terminals, without histograms and without empty tables.
         """
-        cells: dict[bool, dict[tuple[str, ...], dict[str, str]]] = {True: {}, False: {}}
-        for row in self.rows:
-            if row.statistic != "histogram":
-                is_number = row.column in self.edges
-                line = cells[is_number].setdefault((row.column, row.group, row.of), {})
-                is_shown = _is_shown(row, self.edges.get(row.column, _SHARES))
-                line[row.statistic] = str(row) if is_shown else HIDDEN
         pages = []
-        for is_number, names in ((True, _OF_NUMBERS), (False, _OF_CATEGORIES)):
+        shown = [row for row in self.rows if row.statistic != "histogram"]
+        for is_number in (True, False):
+            cells: dict[tuple[str, ...], dict[str, str]] = {}
+            rows = [row for row in shown if is_number == (row.column in self.edges)]
+            names = [*dict.fromkeys(row.statistic for row in rows)]
+            for row in rows:
+                key = row.column, row.group, row.of * (not is_number)
+                is_seen = _is_shown(row, self.edges.get(row.column, _SHARES))
+                text = str(row) if is_seen else HIDDEN
+                cells.setdefault(key, {})[row.statistic] = text
             keep = [0, *[1] * (self.by is not None), *[2] * (not is_number)]
             head = [["column", str(self.by), "category"][i] for i in keep]
             lines = [
-                [*(key[i] for i in keep), *(line[name] for name in names)]
-                for key, line in cells[is_number].items()
+                [*(key[i] for i in keep), *(line.get(name, "") for name in names)]
+                for key, line in cells.items()
             ]
             if lines:
                 pages.append(([*head, *names], lines))
@@ -194,7 +211,7 @@ class Description:
             {k: x if isinstance(x, str) or math.isfinite(x) else None for k, x in cells}
             for cells in (row._asdict().items() for row in self.rows)
         ]
-        names = "num_samples", "sample_size", "by", "level"
+        names = "num_samples", "sample_size", "by", "weights", "level"
         return {name: getattr(self, name) for name in names} | {
             "rows": rows,
             "edges": {name: list(edges) for name, edges in self.edges.items()},
@@ -226,12 +243,11 @@ class Description:
         return _pages.html_of(title, [*blocks, "What each part cost", costs_of(self)])
 
     def plot(self, *, is_dark: bool = False) -> Any:
-        """Draws histograms, means and shares with their intervals, with matplotlib.
+        """Draws histograms, means and quantiles with their intervals, with matplotlib.
 
-        Every column has a panel. For a column of numbers every group has a line with
-        its histogram and, below it, the mean, median and quantile. For categories the
-        panel shows counts, or with groups the shares in each group. If there are many
-        groups or categories, the first are shown.
+        Every column has a panel, in which every group has a line with its counts of
+        bins or categories and, below them, the mean, median and quantile of numbers. If
+        there are many groups or categories, the first are shown.
 
         Args:
             is_dark: whether to draw light on dark.
@@ -249,42 +265,30 @@ class Description:
         text: dict[str, Any] = {"color": ink, "fontsize": 10, "parse_math": False}
         panels = _by(self.rows, "column")
         panels.sort(key=lambda panel: panel[0] not in self.edges)  # numbers come first
-        heights = []
-        for name, rows in panels:
-            levels = {row.group for row in rows}, {row.of for row in rows}
-            num_groups, num_names = (min(len(x), _MOST_LINES) for x in levels)
-            thin = _THIN * max(1.0, 0.35 * min(num_groups, 12)) * num_names
-            needed = _LINE * num_groups if name in self.edges else thin
-            heights.append(max(_TALL, needed) + _AROUND)
-        num = min(3, len(panels))
-        tall = [max(heights[i : i + num]) for i in range(0, len(panels), num)]
+        num, most = min(3, len(panels)), max(len(_by(x, "group")) for _, x in panels)
+        num_lines = math.ceil(len(panels) / num)
+        height = max(_TALL, _LINE * min(most, _MOST_LINES)) + _AROUND
         facts = f"{claim(self.privacy.epsilon, self.privacy.delta, 4)}, {self.size}"
         by = "" if self.by is None else f", by {printable(self.by)}"
         head = f"{facts}{by}; lines: {100 * self.level:g} % intervals"
         lines = wrap(head, int(13 * num * _WIDTH))
-        size = num * _WIDTH, sum(tall) + _HEAD + 0.2 * (len(lines) - 1)
+        size = num * _WIDTH, num_lines * height + _HEAD + 0.2 * (len(lines) - 1)
         layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08)
         figure = figure_of(figsize=size, dpi=120, facecolor=paper, layout=layout)
         figure.suptitle("\n".join(lines), x=0.01, ha="left", **text)
-        grid = figure.add_gridspec(len(tall), num, height_ratios=tall)
+        grid = figure.add_gridspec(num_lines, num)
         marks = {}
         for index, (name, rows) in enumerate(panels):
-            panel = figure.add_subplot(grid[index // num, index % num], facecolor=paper)
+            panel = figure.add_subplot(grid[divmod(index, num)], facecolor=paper)
             panel.set_title(_pages.short(name, 40), **text)
-            if name in self.edges:
-                _draw_numbers(panel, rows, self.edges[name], style)
-            else:
-                _draw_categories(panel, rows, style)
-            handles, labels = panel.get_legend_handles_labels()
-            marks |= dict(zip(labels, handles, strict=True))
             panel.tick_params(colors=ink, labelsize=8)
             _pages.dress(panel, rule)
-            panel.xaxis.set_major_formatter(lambda value, _: _pages.compact(value))
-            panel.locator_params(axis="x", nbins=6)
+            _draw(panel, rows, self.edges.get(name), style)
+            handles, labels = panel.get_legend_handles_labels()
+            marks |= dict(zip(labels, handles, strict=True))
         legend = {"labelcolor": ink, "fontsize": 8, "frameon": False}
         legend |= {"loc": "outside lower left", "ncols": 3 * num}
-        for label in figure.legend(marks.values(), [*marks], **legend).get_texts():
-            label.set_parse_math(False)
+        figure.legend(marks.values(), [*marks], **legend)
         return figure
 
 
@@ -329,18 +333,24 @@ def _is_shown(row: Row, edges: Sequence[float]) -> bool:
     return is_inside or row.statistic in COUNTS
 
 
-def _draw_numbers(
-    panel: Any, rows: list[Row], edges: Sequence[float], style: _pages.Style
+def _draw(
+    panel: Any, rows: list[Row], edges: Sequence[float] | None, style: _pages.Style
 ) -> None:
-    """Draws a numeric column on axes `panel`: each group's histogram and statistics."""
+    """Draws a column on axes `panel`: each group's counts, and statistics of numbers.
+
+    Bins of numbers have `edges`, categories have none.
+    """
     _, ink, rule, colors = style
     groups = _by(rows, "group")[:_MOST_LINES]
+    names = [row.of for row in groups[0][1] if row.statistic == "count"][:_MOST_NAMES]
+    ends = edges or (np.arange(len(names) + 1) - 0.5).tolist()
     for place, (_, own) in enumerate(groups):
-        bins = [row for row in own if row.statistic == "histogram"]
+        counted = "count" if edges is None else "histogram"
+        bins = [row for row in own if row.statistic == counted][: len(ends) - 1]
         bottom = 0.3 - place
         values, low, high = np.array([[x.value, x.low, x.high] for x in bins]).T
         if np.max(values) <= np.max(high - values):  # noise is as high as all bins
-            middle, size = (edges[0] + edges[-1]) / 2, (edges[-1] - edges[0], bottom)
+            middle, size = (ends[0] + ends[-1]) / 2, (ends[-1] - ends[0], bottom)
             panel.bar(middle, _HIGH, *size, hatch="////", fc="none", ec=rule, lw=0)
             text = {"color": ink, "fontsize": 8, "ha": "center", "va": "center"}
             text["backgroundcolor"] = panel.get_facecolor()
@@ -348,54 +358,25 @@ def _draw_numbers(
         else:
             scale = _HIGH / high.max()
             filled = {"baseline": bottom, "fill": True, "alpha": 0.35}
-            panel.stairs(bottom + scale * values, edges, color=colors[0], **filled)
-            middles = (np.asarray(edges[1:]) + np.asarray(edges[:-1])) / 2
-            ends = bottom + scale * low, bottom + scale * high
-            panel.vlines(middles, *ends, color=ink, linewidth=0.7)
-        for name, (marker, index) in _POINTS.items():
-            (row,) = (row for row in own if row.statistic == name)
-            at = bottom - 0.05 - 0.09 * index
-            mark = {"color": colors[1 + index], "marker": marker, "label": name}
-            _point(panel, row, at, edges, **mark)
-    if len(groups) > 1:
-        names = [_pages.short(name, _MOST_LETTERS) for name, _ in groups]
-        panel.set_yticks(0.3 - np.arange(len(groups)), names, parse_math=False)
-    else:
-        panel.set_yticks([])
+            panel.stairs(bottom + scale * values, ends, color=colors[0], **filled)
+            middles = (np.asarray(ends[1:]) + np.asarray(ends[:-1])) / 2
+            reach = bottom + scale * low, bottom + scale * high
+            panel.vlines(middles, *reach, color=ink, linewidth=0.7)
+        for row in own:
+            if row.statistic in _POINTS and _is_shown(row, ends):
+                marker, index = _POINTS[row.statistic]
+                at, color = bottom - 0.05 - 0.09 * index, colors[1 + index]
+                mark = {"marker": marker, "label": row.statistic, "markersize": 3.5}
+                panel.plot(row.value, at, color=color, linestyle="", **mark)
+                panel.hlines(at, row.low, row.high, color=color, linewidth=1.4)
+    labels = [_pages.short(name, _MOST_LETTERS) for name, _ in groups]
+    num = len(groups) if len(groups) > 1 else 0  # one group needs no name
+    panel.set_yticks(0.3 - np.arange(num), labels[:num], parse_math=False)
     panel.set_ylim(-len(groups) + 0.98, 1.02)
-    panel.set_xlim(edges[0], edges[-1])
-
-
-def _draw_categories(panel: Any, rows: list[Row], style: _pages.Style) -> None:
-    """Draws counts of categories on axes `panel`, or with groups shares in each."""
-    _, ink, rule, colors = style
-    groups = _by(rows, "group")
-    statistic = "count" if len(groups) == 1 else "share"
-    groups = groups[: len(_MARKERS) * len(colors)]
-    for index, (group, own) in enumerate(groups):
-        marker, color = _MARKERS[index // len(colors)], colors[index % len(colors)]
-        shown = [row for row in own if row.statistic == statistic][:_MOST_LINES]
-        label = _pages.short(group, _MOST_LETTERS) if len(groups) > 1 else None
-        mark = {"color": color, "marker": marker, "label": label}
-        apart = 0.7 * (index - (len(groups) - 1) / 2) / max(len(groups), 2)
-        if len(groups) == 1:
-            values = [row.value for row in shown]
-            panel.barh(np.arange(len(shown)), values, 0.6, color=colors[0], alpha=0.35)
-        for place, row in enumerate(shown):
-            _point(panel, row, place + apart, _SHARES, **mark)
-        names = [_pages.short(row.of, _MOST_LETTERS) for row in shown]
-        panel.set_yticks(range(len(shown)), names, parse_math=False)
-        panel.set_ylim(len(shown) - 0.4, -0.6)
-    panel.set_xlim(left=0.0)
-    panel.set_xlabel(statistic, fontsize=8, color=ink)
-    panel.grid(axis="x", color=rule, linewidth=0.4, alpha=0.6)
-
-
-def _point(
-    panel: Any, row: Row, at: float, edges: Sequence[float], *, color: str, **mark: Any
-) -> None:
-    """Draws a number and its interval, unless noise hides them, with a mark."""
-    x, y = (row.value, at) if _is_shown(row, edges) else ([], [])
-    panel.plot(x, y, color=color, linestyle="", markersize=3.5, zorder=3, **mark)
-    if x != []:
-        panel.hlines(at, row.low, row.high, color=color, linewidth=1.4)
+    panel.set_xlim(ends[0], ends[-1])
+    if edges is None:
+        labels = [_pages.short(name, _MOST_LETTERS) for name in names]
+        panel.set_xticks(range(len(names)), labels, rotation=90, parse_math=False)
+    else:
+        panel.xaxis.set_major_formatter(lambda value, _: _pages.compact(value))
+        panel.locator_params(axis="x", nbins=6)

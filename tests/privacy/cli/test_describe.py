@@ -80,6 +80,7 @@ test_wrong_arguments_of_describe_are_refused_by_name = refusals(
 --epsilon -1 => --epsilon must be positive
 --level 95 => --level must be strictly between 0 and 1
 --by x => --by must be a column of the schema with categories, one of ['jo
+--weights z => --weights must be a column of the schema with a limit
 --records-per-unit 2 => --records-per-unit must be left out wi
 --unit job => --unit must be a column of
 --target z => --target must be a column of
@@ -164,6 +165,10 @@ def test_records_of_a_person_are_bounded_and_paid_for_at_once(folder):
     content = json.loads(Path("out/description.json").read_text())
     assert (content["num_samples"], content["unit"]["records_per_unit"]) == (300, 3)
     assert content["privacy"]["epsilon"] == pytest.approx(8.0)
+    row = next(x for x in content["rows"] if x["column"] + x["of"] == "jobcook")
+    noise = row["part_by_noise"] * ((row["high"] - row["low"]) / 2 / 1.96) ** 2
+    stddev = dpjax.accounting.gaussian_stddev(8.0, 100**-1.1, sensitivity=26**0.5)
+    assert noise == pytest.approx((3 * stddev) ** 2 + 1 / 12, rel=1e-3)
     assert "any one of the 100 groups" in content["privacy"]["description"]
     assert fits(content)
     unit = dpjax.read_guarantee("out/description.json").unit

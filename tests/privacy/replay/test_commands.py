@@ -37,6 +37,7 @@ SCHEMAS = {
     "poisson": JOBS + 'target = {column = "y", scale = 2}\n'
     'exposure = {column = "x", max = 1}\n',
     "weighted": SCHEMA + SQUARED + 'weight = {column = "who", max = 5}\n',
+    "limits": JOBS + "columns.x={center=0,scale=1,limit=2}\nweight={column='y',max=2}",
     "open": JOBS + 'columns.x = {}\ntarget = {column = "y"}\n',
     "dates": JOBS + 'columns.x = {first = "2020-01-01", last = "2020-06-30", format = '
     '"%d.%m.%Y"}\ncolumns.who = {part = "weekday"}\n' + SQUARED,
@@ -229,6 +230,7 @@ def describe(*options):
     return [*words, "--output", "out", *options]
 
 
+LIMITED = "--schema", "../limits.toml"
 # With a ledger a command is refused unless it releases what was priced.
 CURVES = {"model": "additive", "epsilon": 85}  # 60 records need as much for knots
 CASES = {
@@ -262,9 +264,11 @@ CASES = {
     "dates": train("dates", "squared", holdout=0.3, ledger="t.toml"),
     "curves of dates": train("dates", "squared", **CURVES),
     "description of dates": describe("--schema", "../dates.toml"),
+    "description, weights": describe(*LIMITED, "--weights", "y", "--by", "job"),
     "schema": ["schema", "DATA", "--target", "y", "--output", "new.toml"],
 }
-REPORTED = {"description", "description, sample", "euros", "intervals"}
+REPORTED = {"description", "description, weights", "euros", "intervals"}
+REPORTED |= {"description, sample"}
 OF_UNITS = {
     "held out": train(unit="who", holdout=0.5),
     "ranges": train("open", "squared", unit="who", private_ranges=0.5, epsilon=40),
@@ -276,6 +280,7 @@ OF_UNITS = {
     "sample": train(unit="who", max_records=18),
     "description": describe("--unit", "who", "--records-per-unit", 2, "--by", "job"),
     "description, sample": describe("--unit", "who", "--max-records", 18),
+    "description, weights": describe(*LIMITED, "--weights", "y", "--unit", "who"),
 }
 
 

@@ -10,8 +10,7 @@ from dp_accounting import ComposedDpEvent, UnsupportedDpEvent, ZCDpEvent
 from dp_accounting.rdp import RdpAccountant
 
 from dpjax import ADD_OR_REMOVE_ONE, REPLACE_ONE, accounting, mechanisms
-from dpjax.accounting import PrivacyGuarantee, Sampling, gaussian_stddev
-from dpjax.accounting._guarantee import group_budget
+from dpjax.accounting import PrivacyGuarantee, Sampling
 from dpjax.accounting._likelihood_ratios import losses_of, step_law
 from dpjax.accounting._selection import selection_event
 from dpjax.accounting._subsampling import gaussian_event
@@ -42,19 +41,6 @@ def test_the_event_of_a_group_is_of_so_many_times_the_sensitivity(size):
     flips = selection_event(1.0, mechanism="permute_and_flip")
     flips = guarantee(1.0, 1e-6, flips).for_groups(size).dp_event
     assert not RdpAccountant(neighboring_relation=REPLACE_ONE).supports(flips)
-
-
-@pytest.mark.parametrize("size", [1, 3, 8])
-@pytest.mark.parametrize("epsilon", [1e-3, 0.5, 3.0, 500.0])
-def test_budgets_of_records_keep_that_of_their_group(size, epsilon):
-    for delta in (0.0, 1e-7):
-        group = guarantee(*group_budget(epsilon, delta, size)).for_groups(size)
-        assert epsilon * (1 - 1e-9) < group.epsilon <= epsilon
-        assert delta * (1 - 1e-9) <= group.delta <= delta
-    if size < 3 or epsilon < 10:  # Gaussian noise k times as large would do
-        noise = gaussian_stddev(*group_budget(epsilon, 1e-7, size), sensitivity=1.0)
-        least = size * gaussian_stddev(epsilon, 1e-7, sensitivity=1.0)
-        assert least * (1 - 1e-9) <= noise < 1.03 * least
 
 
 def test_the_lemma_is_reached():

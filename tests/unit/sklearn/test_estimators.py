@@ -77,8 +77,7 @@ def test_all_releases_share_one_budget(monkeypatch, estimator, is_open, epsilon,
         inner = getattr(owner, name)
 
         def wrapped(*args, **kwargs):
-            noise = kwargs.get("noise")
-            parts.append(noise.multiplier if noise else kwargs["noise_multiplier"])
+            parts.append(kwargs["noise_multiplier"])
             if name.startswith("dp_"):  # the solver comes last
                 raise InterruptedError
             return inner(*args, **kwargs)
