@@ -27,10 +27,11 @@ HIDDEN = "hidden by noise"
 OTHER = "(other)"  # cells in none of the categories, missing cells included
 # Sizes in the picture, in inches: a panel, a line, and the space around them.
 _WIDTH, _LINE, _AROUND, _HEAD = 4.2, 0.42, 0.75, 0.75
-_TALL = 1.7  # smallest height of a panel
+_TALL = 2.45  # smallest height of a panel and its surroundings
 _MOST_LETTERS, _MOST_LINES, _MOST_NAMES = 18, 40, 24
 _POINTS = {"mean": ("o", 0), "median": ("D", 1), "quantile 0.9": ("^", 2)}
 _SHARES = 0.0, 1.0  # the range of shares
+_MARKERS = "os^"  # a group takes the next marker when all colors are used
 _HIGH = 0.62  # height of a histogram in its group's line; points lie below it
 
 
@@ -245,9 +246,9 @@ class Description:
     def plot(self, *, is_dark: bool = False) -> Any:
         """Draws histograms, means and quantiles with their intervals, with matplotlib.
 
-        Every column has a panel, in which every group has a line with its counts of
-        bins or categories and, below them, the mean, median and quantile of numbers. If
-        there are many groups or categories, the first are shown.
+        A column of numbers has a panel in which every group has a line with its
+        histogram and, below it, mean, median and quantile; one of categories has the
+        share of each in each group. Of many groups or categories the first are shown.
 
         Args:
             is_dark: whether to draw light on dark.
@@ -265,30 +266,37 @@ class Description:
         text: dict[str, Any] = {"color": ink, "fontsize": 10, "parse_math": False}
         panels = _by(self.rows, "column")
         panels.sort(key=lambda panel: panel[0] not in self.edges)  # numbers come first
-        num, most = min(3, len(panels)), max(len(_by(x, "group")) for _, x in panels)
-        num_lines = math.ceil(len(panels) / num)
-        height = max(_TALL, _LINE * min(most, _MOST_LINES)) + _AROUND
+        num, tall = min(3, len(panels)), []
+        for _, rows in panels:
+            of_groups = len(_by(rows, "group"))
+            names = sum(row.statistic == "share" for row in rows) / of_groups
+            tall.append(_LINE * max(min(of_groups, _MOST_LINES), names / 2) + _AROUND)
+        tall = [max(_TALL, *tall[i : i + num]) for i in range(0, len(panels), num)]
         facts = f"{claim(self.privacy.epsilon, self.privacy.delta, 4)}, {self.size}"
         by = "" if self.by is None else f", by {printable(self.by)}"
         head = f"{facts}{by}; lines: {100 * self.level:g} % intervals"
         lines = wrap(head, int(13 * num * _WIDTH))
-        size = num * _WIDTH, num_lines * height + _HEAD + 0.2 * (len(lines) - 1)
+        size = num * _WIDTH, sum(tall) + _HEAD + 0.2 * (len(lines) - 1)
         layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08)
         figure = figure_of(figsize=size, dpi=120, facecolor=paper, layout=layout)
         figure.suptitle("\n".join(lines), x=0.01, ha="left", **text)
-        grid = figure.add_gridspec(num_lines, num)
+        grid = figure.add_gridspec(len(tall), num, height_ratios=tall)
         marks = {}
         for index, (name, rows) in enumerate(panels):
             panel = figure.add_subplot(grid[divmod(index, num)], facecolor=paper)
             panel.set_title(_pages.short(name, 40), **text)
             panel.tick_params(colors=ink, labelsize=8)
             _pages.dress(panel, rule)
-            _draw(panel, rows, self.edges.get(name), style)
+            if name in self.edges:
+                _draw_numbers(panel, rows, self.edges[name], style)
+            else:
+                _draw_categories(panel, rows, style)
             handles, labels = panel.get_legend_handles_labels()
             marks |= dict(zip(labels, handles, strict=True))
         legend = {"labelcolor": ink, "fontsize": 8, "frameon": False}
         legend |= {"loc": "outside lower left", "ncols": 3 * num}
-        figure.legend(marks.values(), [*marks], **legend)
+        for label in figure.legend(marks.values(), [*marks], **legend).get_texts():
+            label.set_parse_math(False)
         return figure
 
 
@@ -333,24 +341,18 @@ def _is_shown(row: Row, edges: Sequence[float]) -> bool:
     return is_inside or row.statistic in COUNTS
 
 
-def _draw(
-    panel: Any, rows: list[Row], edges: Sequence[float] | None, style: _pages.Style
+def _draw_numbers(
+    panel: Any, rows: list[Row], edges: Sequence[float], style: _pages.Style
 ) -> None:
-    """Draws a column on axes `panel`: each group's counts, and statistics of numbers.
-
-    Bins of numbers have `edges`, categories have none.
-    """
+    """Draws a numeric column on axes `panel`: each group's histogram and statistics."""
     _, ink, rule, colors = style
     groups = _by(rows, "group")[:_MOST_LINES]
-    names = [row.of for row in groups[0][1] if row.statistic == "count"][:_MOST_NAMES]
-    ends = edges or (np.arange(len(names) + 1) - 0.5).tolist()
     for place, (_, own) in enumerate(groups):
-        counted = "count" if edges is None else "histogram"
-        bins = [row for row in own if row.statistic == counted][: len(ends) - 1]
+        bins = [row for row in own if row.statistic == "histogram"]
         bottom = 0.3 - place
         values, low, high = np.array([[x.value, x.low, x.high] for x in bins]).T
         if np.max(values) <= np.max(high - values):  # noise is as high as all bins
-            middle, size = (ends[0] + ends[-1]) / 2, (ends[-1] - ends[0], bottom)
+            middle, size = (edges[0] + edges[-1]) / 2, (edges[-1] - edges[0], bottom)
             panel.bar(middle, _HIGH, *size, hatch="////", fc="none", ec=rule, lw=0)
             text = {"color": ink, "fontsize": 8, "ha": "center", "va": "center"}
             text["backgroundcolor"] = panel.get_facecolor()
@@ -358,25 +360,44 @@ def _draw(
         else:
             scale = _HIGH / high.max()
             filled = {"baseline": bottom, "fill": True, "alpha": 0.35}
-            panel.stairs(bottom + scale * values, ends, color=colors[0], **filled)
-            middles = (np.asarray(ends[1:]) + np.asarray(ends[:-1])) / 2
+            panel.stairs(bottom + scale * values, edges, color=colors[0], **filled)
+            middles = (np.asarray(edges[1:]) + np.asarray(edges[:-1])) / 2
             reach = bottom + scale * low, bottom + scale * high
             panel.vlines(middles, *reach, color=ink, linewidth=0.7)
-        for row in own:
-            if row.statistic in _POINTS and _is_shown(row, ends):
-                marker, index = _POINTS[row.statistic]
-                at, color = bottom - 0.05 - 0.09 * index, colors[1 + index]
-                mark = {"marker": marker, "label": row.statistic, "markersize": 3.5}
-                panel.plot(row.value, at, color=color, linestyle="", **mark)
-                panel.hlines(at, row.low, row.high, color=color, linewidth=1.4)
+        for name, (marker, index) in _POINTS.items():
+            about = [row for row in own if row.statistic == name]
+            mark = {"marker": marker, "label": name, "color": colors[1 + index]}
+            _points(panel, about, [bottom - 0.05 - 0.09 * index], edges, **mark)
     labels = [_pages.short(name, _MOST_LETTERS) for name, _ in groups]
     num = len(groups) if len(groups) > 1 else 0  # one group needs no name
     panel.set_yticks(0.3 - np.arange(num), labels[:num], parse_math=False)
     panel.set_ylim(-len(groups) + 0.98, 1.02)
-    panel.set_xlim(ends[0], ends[-1])
-    if edges is None:
-        labels = [_pages.short(name, _MOST_LETTERS) for name in names]
-        panel.set_xticks(range(len(names)), labels, rotation=90, parse_math=False)
-    else:
-        panel.xaxis.set_major_formatter(lambda value, _: _pages.compact(value))
-        panel.locator_params(axis="x", nbins=6)
+    panel.set_xlim(edges[0], edges[-1])
+    panel.xaxis.set_major_formatter(lambda value, _: _pages.compact(value))
+    panel.locator_params(axis="x", nbins=6)
+
+
+def _draw_categories(panel: Any, rows: list[Row], style: _pages.Style) -> None:
+    """Draws the share of each category in each group on axes `panel`."""
+    _, ink, _, colors = style
+    groups = _by(rows, "group")[: len(_MARKERS) * len(colors)]
+    for index, (group, own) in enumerate(groups):
+        shown = [row for row in own if row.statistic == "share"][:_MOST_NAMES]
+        places = np.arange(len(shown)) + 0.7 * ((index + 0.5) / len(groups) - 0.5)
+        color, marker = colors[index % len(colors)], _MARKERS[index // len(colors)]
+        mark = {"label": _pages.short(group, _MOST_LETTERS)} if len(groups) > 1 else {}
+        _points(panel, shown, places, _SHARES, color=color, marker=marker, **mark)
+        names = [_pages.short(row.of, _MOST_LETTERS) for row in shown]
+        panel.set_yticks(range(len(names)), names, parse_math=False)
+        panel.set_ylim(len(names) - 0.4, -0.6)
+    panel.set_xlim(left=0.0)
+    panel.set_xlabel("share", fontsize=8, color=ink)
+
+
+def _points(panel: Any, rows: list[Row], at: Any, edges: Any, **mark: Any) -> None:
+    """Draws numbers and intervals that noise does not hide, at the heights `at`."""
+    pairs = zip(rows, at, strict=True)
+    shown = [(x.value, x.low, x.high, y) for x, y in pairs if _is_shown(x, edges)]
+    values, low, high, places = np.array(shown).reshape(-1, 4).T
+    panel.plot(values, places, linestyle="", markersize=3.5, zorder=3, **mark)
+    panel.hlines(places, low, high, color=mark["color"], linewidth=1.4)
