@@ -124,7 +124,7 @@ OPEN = dataclasses.replace(OPEN, is_test=IS_TEST)
 
 
 def buy(table, epsilon=2.0, delta=1e-5, **options):
-    planned = plan_ranges(table, epsilon, delta)
+    planned = plan_ranges(table, (epsilon, delta))
     bought, _ = release_ranges(planned, table, key=jax.random.key(0), **options)
     assert bought.privacy is planned.privacy  # what is charged
     assert [*bought.columns] == [*planned.columns]
@@ -156,7 +156,7 @@ def test_ranges_for_curves_are_those_of_the_estimators():
     assert curve.scale == pytest.approx(line.scale / 2)
     assert curve.limit * curve.scale == pytest.approx(line.limit * line.scale)
     # Which columns bend is known without the records.
-    for columns in (curves, plan_ranges(OPEN, 2.0, 1e-5).columns):
+    for columns in (curves, plan_ranges(OPEN, (2.0, 1e-5)).columns):
         assert bending_features(columns) == [0, 1]
 
 
