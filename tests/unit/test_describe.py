@@ -5,6 +5,7 @@ import dataclasses
 import io
 import json
 import math
+from types import SimpleNamespace
 from unittest import mock
 
 import jax
@@ -16,8 +17,9 @@ import pyarrow as pa
 import pytest
 
 import dpjax
+from dpjax import accounting
 from dpjax.datasets import Categorical, Numeric
-from dpjax.tables.describe import _groups
+from dpjax.tables.describe import _groups, _release
 from tests.unit.solvers.test_diameter import check_set
 
 NUM = 4_000
@@ -186,6 +188,37 @@ def test_noise_is_for_the_distance_of_two_weighted_records(monkeypatch, has_numb
     _, (places, rows), *_, clipping = release.call_args.args
     tables = jnp.zeros((48, 4, rows.shape[1])).at[jnp.arange(48), places].set(rows)
     check_set(tables.reshape(48, -1), clipping, 0.99)
+
+
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("weights", ["w", None])
+def test_releases_have_the_noise_that_is_paid(weights, size, monkeypatch):
+    (frame, _), precisions = weighted(0, 300, 1.0), []
+
+    def watch(module, name, place, share=1.0):
+        def release(*args):
+            precisions.append(share / float(args[place]) ** 2)
+            return released(*args)
+
+        released = getattr(module, name)
+        monkeypatch.setattr(module, name, release)
+
+    watch(_release, "group_statistics", 4)
+    watch(_release, "private_edges", 2, _release.EDGES_SHARE)
+    watch(_groups, "noisy_counts", 2)
+    watch(_groups, "noisy_sums", 3)
+    monkeypatch.setattr(_groups.jax, "jit", lambda call, **_: call)
+    schema = {k: SCHEMA.get(k, Numeric(1, 1, limit=1)) for k in frame}
+    schema = schema if weights else schema | {"w": None}
+    persons = {"num_units": 100, "size": 3, "column": "who", "words": "person"}
+    persons["placed"] = lambda rows, **_: rows  # all of them have three records
+    units = None if size == 1 else SimpleNamespace(**persons)
+    options = {"epsilon": 1.0, "delta": 1e-5, "by": "town", "level": 0.95}
+    options |= {"weights": weights, "units": units, "num_samples": 300}
+    _release.release(frame, schema, key=jax.random.key(0), **options)
+    sampling = accounting.Sampling(num_steps=1)
+    multiplier = size * accounting.noise_multiplier(1.0, 1e-5, sampling)
+    assert sum(precisions) == pytest.approx(multiplier**-2)
 
 
 @pytest.mark.quick(1)

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from dpjax import losses
+from dpjax.accounting import Sampling, noise_multiplier
 from dpjax.datasets import Categorical, Numeric
 from dpjax.solvers import dp_mean
+from dpjax.tables.cli import _ranges
 from dpjax.tables.cli._fit import bending_features, fit, rows_of
 from dpjax.tables.cli._ranges import plan_ranges, release_ranges
 from dpjax.tables.cli._run import plan_training
@@ -146,6 +148,22 @@ def test_ranges_come_from_training_records_of_open_columns():
         assert np.array_equal(encoded, bought.columns[name].encode(X)[~IS_TEST, 0])
     with pytest.raises(ValueError, match="schema must be complete"):
         encode_table(OPEN)
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_ranges_have_the_noise_that_is_paid(size, monkeypatch):
+    precisions, release = [], _ranges.release_scales
+
+    def watched(*args, noise_multiplier, **options):
+        precisions.append(noise_multiplier**-2)
+        return release(*args, noise_multiplier=noise_multiplier, **options)
+
+    monkeypatch.setattr(_ranges, "release_scales", watched)
+    units = units_of("who", np.arange(1000) // size, size)
+    buy(OPEN if size == 1 else OPEN.by_unit(units), epsilon=9.0)
+    multiplier = size * noise_multiplier(9.0, 1e-5, Sampling(num_steps=1))
+    assert len(precisions) == 2
+    assert sum(precisions) == pytest.approx(multiplier**-2)
 
 
 def test_ranges_for_curves_are_those_of_the_estimators():
