@@ -46,11 +46,10 @@ def _described(epsilon: float, num_releases: int) -> Case:
     multiplier, privacy = one_gaussian(epsilon, 1e-5, 100)
     share, num_bins = describing._HISTOGRAM, describing._NUM_BINS
     of_means, of_bins = (multiplier / math.sqrt(x) for x in (1 - share, share))
-    quantiles = tuple(describing._QUANTILES.values())
 
     def solve(key: Key, data: PyTree) -> Solution:
         (values, groups), keys = data, jax.random.split(key, 3)
-        args = 2, of_means, quantiles, None
+        args = 2, of_means, tuple(describing._QUANTILES.values()), None
         params, errors, _ = group_statistics(keys[0], values, groups, *args)
         edges = private_edges(keys[1], values, of_bins)
         cells = jnp.searchsorted(edges[1:-1], values) + num_bins * groups

@@ -304,8 +304,7 @@ UNTUNED = {
 def measured(task, method, epsilon, keys) -> dict[str, np.ndarray]:
     """Returns test losses, and of classes accuracies, of shape (keys,)."""
     train = _trained if method == "private_training" else _last_layer
-    budget = {"epsilon": epsilon, "delta": task.delta}
-    found = train(task, budget, keys)
+    found = train(task, {"epsilon": epsilon, "delta": task.delta}, keys)
     measures = {"loss": task.test_loss, "accuracy": task.accuracy}
     if task.loss == "squared":
         del measures["accuracy"]
@@ -389,11 +388,10 @@ def _row(losses, start: float, taken: dict[str, Any]) -> Row:
 
 def facts(task: Task) -> dict[str, Any]:
     """What the page says of a task."""
-    known = {name: getattr(task, name) for name in ("title", "model", "loss")}
+    names = "title", "model", "loss", "delta", "constant_loss"
+    known = {name: getattr(task, name) for name in names}
     known |= {"n": task.num_samples, "d": task.num_params}
-    known |= {"num_test": len(task.test[1]), "delta": task.delta}
-    known |= {"is_made": task.name in tasks.MADE_NAMES}
-    known |= {"constant_loss": task.constant_loss}
+    known |= {"num_test": len(task.test[1]), "is_made": task.name in tasks.MADE_NAMES}
     return known | {"noiseless_loss": noiseless_loss(task)}
 
 

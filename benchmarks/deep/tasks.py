@@ -332,7 +332,6 @@ _TABULAR = {
 }
 NAMES = *_TABULAR, "digits", "characters"
 MADE_NAMES = "made_small", "made_large", "made_zeros", "made_classes", "made_few"
-# Beside numbers of others.
 PUBLISHED_NAMES = "adult", "digits_frozen", "fashion", "fashion_replaced"
 _MAKERS: dict[str, Callable[[], Task]] = {
     **{name: partial(_tabular, name, *how) for name, how in _TABULAR.items()},

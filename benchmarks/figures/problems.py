@@ -227,8 +227,8 @@ def _student_noise(key: Key, setting: Setting) -> Sample:
 def logistic_model(key: Key, sign: int = 1, noise_law: Any = None, **given: Any) -> Any:
     """Draws labels, the signs of a linear model as in 004; as in 001 for sign = -1."""
     latent = datasets.linear_model(key, noise_law=noise_law, **given)
-    ones = jnp.ones_like(latent.targets)
-    return latent._replace(targets=jnp.where(sign * latent.targets > 0, ones, -ones))
+    labels = jnp.where(sign * latent.targets > 0, 1, -1).astype(latent.targets.dtype)
+    return latent._replace(targets=labels)
 
 
 @partial(jax.jit, static_argnums=1)

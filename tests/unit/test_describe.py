@@ -134,6 +134,18 @@ def test_what_noise_hides_is_no_number_and_no_bar(frame):
     assert [x.get_text() for x in income.texts] == 3 * ["hidden by noise"]
 
 
+def test_differences_are_hidden_by_their_own_range(description):
+    rows = [row for row in description.rows if row.statistic == "difference"]
+    parts = [row.part_by_noise for row in description.rows]  # NaN where it is hidden
+    assert 0 <= np.nanmin(parts) < np.nanmax(parts) <= 1
+    age = next(row for row in rows if row.column == "age")
+    for ends, is_seen in (((-80.0, 80.0), False), ((-50.0, 80.0), True)):
+        row = age._replace(low=ends[0], high=ends[1])
+        changes = {"rows": (row,), "edges": {"age": (20.0, 100.0)}}
+        (_, (cells, *_)), *_ = dataclasses.replace(description, **changes).tables()
+        assert (cells[-1] != "hidden by noise") == is_seen
+
+
 def test_no_name_is_run_by_a_spreadsheet(description):
     name, rows = "=HYPERLINK(1)", description.rows
     rows = [x._replace(column=name) if x.column == "income" else x for x in rows]

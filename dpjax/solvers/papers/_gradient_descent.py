@@ -142,10 +142,15 @@ def dp_gradient_descent(
         unit=unit_of(data),
         **budget,
     )
-    method = loss_fn, estimator, traceable(estimator, multiplier), learning_rate
-    descent = Descent(projection_fn, bool(averaging))
-    run = _run(method, descent, batches, params, data, key, execution)
-    params, stats, step = run
+    step = PrivateStep(
+        loss_fn=loss_fn,
+        batches=batches,
+        estimator=estimator,
+        noise_multiplier=traceable(estimator, multiplier),
+        optimizer_fn=Descent(projection_fn, bool(averaging)),
+        learning_rate=_static(learning_rate),
+    )
+    params, stats = _run(step, params, data, key, execution)
     stats |= step.noise_parameters(num_coordinates(params))
     return Solution(params, privacy, stats | {"noise_multiplier": multiplier})
 
@@ -212,9 +217,15 @@ def robust_gradient_descent(
     _validate.require(is_fine, "key", key, rule)
     key = jax.random.key(0) if key is None else key  # nothing is drawn with it
     check_key_of_rows(key, data)
-    method = loss_fn, estimator, None, learning_rate
-    descent = Descent(projection_fn, bool(averaging))
-    params, stats, _ = _run(method, descent, batches, params, data, key, execution)
+    step = PrivateStep(
+        loss_fn=loss_fn,
+        batches=batches,
+        estimator=estimator,
+        noise_multiplier=None,
+        optimizer_fn=Descent(projection_fn, bool(averaging)),
+        learning_rate=_static(learning_rate),
+    )
+    params, stats = _run(step, params, data, key, execution)
     return Solution(params, PrivacyGuarantee.non_private(), stats)
 
 
@@ -373,33 +384,21 @@ def _batches(data, num_steps, batching, execution, budget) -> Batches:
     return Batches.of(data, num_steps, batching, execution, **budget)
 
 
-def _run(
-    method: tuple[LossFn, Estimator, Any, Any],  # with noise multiplier and step size
-    descent: Descent,
-    batches: Batches,
-    params: PyTree,
-    data: PyTree,
-    key: Key,
-    execution: Execution,
-) -> tuple[PyTree, dict[str, Scalar], PrivateStep]:
-    """Returns the last params, or the iterates' mean if `averaging`; stats; the step.
+def _static(learning_rate: Any) -> Any:
+    """Returns a learning rate, static if it is a schedule but no `Partial`."""
+    is_static = callable(learning_rate) and not isinstance(learning_rate, Partial)
+    return Static(learning_rate) if is_static else learning_rate
 
-    A step size is static if it is a schedule but no `Partial`.
-    """
-    loss_fn, estimator, multiplier, rate = method
-    if callable(rate) and not isinstance(rate, Partial):
-        rate = Static(rate)
-    step = PrivateStep(
-        loss_fn=loss_fn,
-        batches=batches,
-        estimator=estimator,
-        noise_multiplier=multiplier,
-        optimizer_fn=descent,
-        learning_rate=rate,
-    )
+
+def _run(
+    step: PrivateStep, params: PyTree, data: PyTree, key: Key, execution: Execution
+) -> tuple[PyTree, dict[str, Scalar]]:
+    """Returns the last params, or the iterates' mean if `averaging`, and stats."""
     params, state = iterate(step, params, data, key=key, execution=execution)
+    batches = step.batches
     stats = {"num_steps": batches.start.num_steps, "batch_size": batches.divisor}
-    return average_params(state) if descent.averaging else params, stats, step
+    is_average = cast(Descent, step.optimizer_fn).averaging
+    return average_params(state) if is_average else params, stats
 
 
 class _Method(NamedTuple):

@@ -86,8 +86,8 @@ def dp_group_means(
         the same structure, so `interval` works (`benchmarks/COVERAGE.md`). They count
         sampling and noise, and for means the bias of shrinking and clipping, as far as
         noise hides which group has it; small groups have wide or infinite errors. Its
-        stats hold noise_multiplier, count_stddev of a count's noise, and parts_by_noise
-        of squared errors of means, all but sampling, and of the ranks of quantiles.
+        stats hold noise_multiplier; count_stddev, of a count's noise; parts_by_noise,
+        the part of the squared error of a mean, or a quantile's rank, that is noise.
 
     Privacy:
         (epsilon, delta)-DP under replace-one, for every input; a replaced record may
@@ -351,7 +351,8 @@ def _group_means(
     is_seen = counts.astype("float32") > _LEAST_COUNT * count_stddev
     is_seen &= sums.is_seen
     errors = jnp.where(is_seen, jnp.sqrt(variance), jnp.inf)
-    return sums.center + from_center, errors, 1 - sums.squares / sizes**2 / variance
+    by_noise = jnp.maximum(1 - sums.squares / sizes**2 / variance, 0.0)
+    return sums.center + from_center, errors, by_noise
 
 
 def _quantiles(
@@ -433,8 +434,8 @@ def _bisected_quantiles(quantiles, key: Key, groups: Groups, bound, multiplier):
     is_seen = is_inside & (sizes > _LEAST_COUNT * groups.stddev)[None]
     off = 2 * off  # the last step of the bisection
     errors = (width + off) / APART + off
-    errors = jnp.where(is_seen, errors, jnp.inf)
-    return center.T, errors.T, (stddev**2 / variances).T  # a part of a rank's error
+    # The last are the parts of the noise in the errors of ranks.
+    return center.T, jnp.where(is_seen, errors, jnp.inf).T, (stddev**2 / variances).T
 
 
 def _beside(

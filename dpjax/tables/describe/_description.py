@@ -152,12 +152,10 @@ class Description:
         text += "and the noise's part of their squared width. For a census, which has "
         text += "no sampling, the square root of this part of the width is enough."
         if of := {row.of for row in self.rows if row.statistic == "difference"}:
-            text += f" Differences are between the means of a group and of {of.pop()}."
+            text += f" Differences are from the mean of {printable(of.pop())}."
         if self.weights is not None:
-            text += (
-                f" Records count by {self.weights}: counts are sums of weights, and "
-            )
-            text += "shares and means are ratios of two sums with noise."
+            text += f" Records count by {printable(self.weights)}: counts are sums of "
+            text += "weights, and shares and means are ratios of two sums with noise."
         if any(row.of == OTHER for row in self.rows):
             text += f" {OTHER}: cells in none of the listed categories, be it another "
             text += "level or no value."
@@ -335,9 +333,12 @@ def _by(rows: Iterable[Row], field: str) -> list[tuple[str, list[Row]]]:
 
 
 def _is_shown(row: Row, edges: Sequence[float]) -> bool:
-    """Tells whether a number's interval leaves out an end of its column's range."""
-    tolerance = 1e-6 * (edges[-1] - edges[0])
-    is_inside = row.low > edges[0] + tolerance or row.high < edges[-1] - tolerance
+    """Tells whether a number's interval leaves out an end of its possible range."""
+    low, high = edges[0], edges[-1]
+    if row.statistic == "difference":
+        low, high = low - high, high - low
+    tolerance = 1e-6 * (high - low)
+    is_inside = row.low > low + tolerance or row.high < high - tolerance
     return is_inside or row.statistic in COUNTS
 
 

@@ -306,9 +306,8 @@ def _of_numbers(
         ends = np.clip(within, -_LARGEST, _LARGEST)
         edges = np.linspace(ends[0], ends[1], _NUM_BINS + 1).astype(np.float32)
         edges = edges if np.all(np.diff(edges) > 0) else None
-    known = float32_of(kind.numbers(column))
-    clipped = np.clip(known.astype(float), *within)
-    numbers = groups.place(clipped.astype(np.float32))
+    known = float32_of(kind.numbers(column)).astype(float)
+    numbers = groups.place(np.clip(known, *within).astype(np.float32))
     of_means, of_bins = (multiplier / x**0.5 for x in (1 - _HISTOGRAM, _HISTOGRAM))
     if groups.weights is not None:
         counted, means = groups.weighted_means(kind, numbers, of_means, mean_key)
@@ -347,9 +346,10 @@ def _estimates(moments: Any, name: str, *place: int) -> Estimates:
     """Returns the means or a quantile of `group_statistics`, (G,)."""
     columns = moments[0][name], moments[1][name], moments[2]["parts_by_noise"][name]
     values, errors, parts = (np.asarray(x, float)[:, *place] for x in columns)
-    squares = np.nan_to_num(errors, posinf=0.0) ** 2
-    hidden = np.where(np.isinf(errors), np.inf, 0.0)
-    return Estimates(values, squares * (1 - parts) + hidden, squares * parts)
+    is_hidden = np.isinf(errors)
+    squares = np.where(is_hidden, 0.0, errors) ** 2
+    noise = squares * np.where(is_hidden, 0.0, parts)
+    return Estimates(values, np.where(is_hidden, np.inf, squares - noise), noise)
 
 
 def _of_categories(
@@ -446,7 +446,7 @@ def _rows_of(
         if release.counted is None:
             share = np.where(known > 0, values / np.maximum(known, 1), 1 / num_labels)
             numbers.append(("share", of, share, shares.at(index), (0, 1), 1.0))
-    for group, group_name in enumerate(groups.names):
+    for group, label in enumerate(groups.names):
         for statistic, of, values, estimates, within, times in numbers:
             if statistic == "difference" and group == groups.reference:
                 continue
@@ -454,9 +454,9 @@ def _rows_of(
             # possible number, and is extended to the number in the row.
             center, sampling, noise = (float(x[group]) for x in estimates)
             about, value = np.clip(np.array([center, values[group]], float), *within)
-            reach = z * math.sqrt(sampling + noise)
+            square = sampling + noise
+            reach = z * math.sqrt(square)
             low, high = np.clip([about - reach, about + reach], *within)
             ends: Any = times * np.array([value, min(low, value), max(high, value)])
-            by_noise = noise / (sampling + noise) if reach < math.inf else math.nan
-            ends = *ends.tolist(), by_noise
-            yield Row(name, group_name, statistic, of, *ends)
+            part = noise / square if 0 < square < math.inf else math.nan
+            yield Row(name, label, statistic, of, *ends.tolist(), part_by_noise=part)
