@@ -151,7 +151,7 @@ BRANCHES = {
 }
 
 
-# -- Rules: layers of a matrix with a derivative of their own, of vectors (2, WIDTH) --
+# -- A layer with a derivative of its own ----------------------------------------------
 def with_rule(layer, gradient):
     """Returns a layer whose gradient by its first input is given, and no other has."""
     ruled = jax.custom_vjp(layer)
@@ -164,56 +164,7 @@ def with_rule(layer, gradient):
     return ruled
 
 
-def matmul(w, x):
-    return x @ w
-
-
-@jax.custom_jvp
-def jvp_of_its_own(w, x):
-    return jnp.round(x @ w)
-
-
-@jvp_of_its_own.defjvp
-def _(primals, tangents):
-    (w, x), (dw, dx) = primals, tangents
-    return jvp_of_its_own(w, x), x @ dw + dx @ w
-
-
-def tripled(cotangent, w, x):
-    return (3 * x).T @ jnp.clip(cotangent, -0.1, 0.1)
-
-
-def halved(cotangent, w, x):
-    narrow = x.T.astype(jnp.bfloat16) @ cotangent.astype(jnp.bfloat16)
-    return narrow.astype(jnp.float32)
-
-
-def _ruled(layer, is_one=False, rtol=1e-4):
-    way = "outer product" if is_one else MATRICES
-    why = f"multiplied by {'one vector' if is_one else '2 vectors'}: 40 and 40 numbers"
-    return Use(lambda w, x: layer(w, jnp.tanh(x)), SQUARE, way, why, rtol)
-
-
-RIGHT = with_rule(matmul, lambda g, w, x: x.T @ g)
-RULES = {
-    "right": _ruled(RIGHT),
-    "another": _ruled(with_rule(matmul, tripled)),
-    "transposed": _ruled(with_rule(matmul, lambda g, w, x: (g.T @ x).T)),
-    "of the matrix": _ruled(with_rule(matmul, lambda g, w, x: jnp.tanh(x @ w).T @ g)),
-    "in a jit": _ruled(with_rule(matmul, jax.jit(lambda g, w, x: x.T @ g))),
-    "in half": _ruled(with_rule(matmul, halved), rtol=0.02),
-    "one": _ruled(with_rule(matmul, lambda g, w, x: jnp.outer(x[0], g.sum(0))), True),
-    "one, transposed": _ruled(
-        with_rule(matmul, lambda g, w, x: jnp.outer(g.sum(0), x[0]).T), True
-    ),
-    "tangents": _ruled(jvp_of_its_own),
-    "in a checkpoint": _ruled(jax.checkpoint(RIGHT)),
-    "in a branch": _ruled(
-        lambda w, x: lax.cond(
-            x[0, 0] > 0, with_rule(matmul, tripled), lambda w, x: x, w, x
-        )
-    ),
-}
+RIGHT = with_rule(lambda w, x: x @ w, lambda g, w, x: x.T @ g)
 
 
 # -- Tables with several uses, of tokens ---------------------------------------------
@@ -299,7 +250,6 @@ _TOKENS[:, 3] = _TOKENS[:, 1]  # a row that is read twice
 GROUPS = {
     "loops": (LOOPS, numbers(8, LENGTH, WIDTH, seed=6)),
     "branches": (BRANCHES, numbers(8, WIDTH, seed=6)),
-    "rules": (RULES, numbers(8, 2, WIDTH, seed=1)),
     "tables": (TABLES, _TOKENS),
     "kernels": (KERNELS, numbers(8, 1, 5, 4, seed=3)),
 }

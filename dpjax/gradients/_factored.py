@@ -5,10 +5,9 @@ again with a shift of zero added to the result of each site: `factored_grad`.
 
 Before its use a parameter may pass through operations that move its entries or change
 their precision, and into the program of a `jit`, a `jax.checkpoint`, a branch of a
-`cond`, or a `scan` (whole, or a slice in each iteration). Three uses allow factors: the
-parameter is multiplied (`_products`); a few of its rows are read, a look-up; or a layer
-with its own derivative uses it, by `jax.custom_vjp` or `jax.custom_jvp`. The gradient
-of a parameter with any other use is written out.
+`cond`, or a `scan` (whole, or a slice in each iteration). Two uses allow factors: the
+parameter is multiplied (`_products`), or a few of its rows are read, a look-up. The
+gradient of a parameter with any other use is written out.
 """
 
 import math
@@ -29,7 +28,7 @@ from dpjax._sums.stream import programs_in
 from dpjax._sums.tables import TableRows
 from dpjax._tree import by_row
 from dpjax._types import LossFn, PyTree
-from dpjax.gradients._loss import Place, as_function, evaluate, is_plain_jit, traced
+from dpjax.gradients._loss import Place, evaluate, is_plain_jit, traced
 from dpjax.gradients._products import (
     EACH,
     Image,
@@ -141,12 +140,12 @@ def _with_shifts(sites, shifts, program: core.ClosedJaxpr, args, within: Place =
         """Returns an equation's results, plus zeros to differentiate by at a site."""
         if place in sites:
             residuals[place] = sites[place].residuals(inputs)
-            (result,) = run()
+            (result,) = run(equation)
             return [result + shifts[place]]
         # Sites in the program of this equation: a loop, a checkpoint, or a branch.
         inside = {at: x for at, x in shifts.items() if at[: len(place)] == place}
         if not inside:
-            return run()
+            return run(equation)
         through = THROUGH[equation.primitive]
         evaluated = partial(_with_shifts, sites)
         results, inner = through(place, equation, inputs, inside, evaluated)
@@ -455,7 +454,7 @@ def _read(jaxpr: Any, images, within: Place, leaf_uses: list[list[Use]]):
                 moves = Moves((*image.moves, *moved))
                 images[equation.outvars[0]] = image._replace(moves=moves)
             else:
-                use = _use(jaxpr, equation, k, image, place, len(operands) == 1)
+                use = _use(equation, k, image, place, len(operands) == 1)
                 leaf_uses[image.leaf].append(use)
     return images
 
@@ -512,7 +511,7 @@ def _moved(equation: Any):
     return None
 
 
-def _use(jaxpr, equation, operand: int, image: Image, place: Place, is_alone: bool):
+def _use(equation, operand: int, image: Image, place: Place, is_alone: bool):
     """Returns how an equation uses a parameter: `Product`, `Lookup` or `WrittenOut`."""
     # Such a use tells how to store the gradient. Input number `operand` has the entries
     # of the parameter, moved as `image` describes. is_alone tells that no other input
@@ -520,9 +519,7 @@ def _use(jaxpr, equation, operand: int, image: Image, place: Place, is_alone: bo
     kind, use = equation.primitive, None
     # Only look-ups outside of loops are supported: places belong to one iteration.
     is_first = operand == 0 and is_alone and not image.loops
-    if kind.name in ("custom_vjp_call", "custom_jvp_call"):
-        use = product_of_rule(jaxpr, equation, operand, image, place)
-    elif kind is lax.dot_general_p and is_alone:
+    if kind is lax.dot_general_p and is_alone:
         use = product_at(equation, operand, image, place)
     elif kind is lax.conv_general_dilated_p and operand == 1 and is_alone:
         use = convolution_at(equation, image, place)
@@ -530,120 +527,3 @@ def _use(jaxpr, equation, operand: int, image: Image, place: Place, is_alone: bo
         use = lookup_at(equation, image.moves, place)
     inside = any(True for _ in programs_in(equation))
     return use or WrittenOut(f"used {'inside' if inside else 'by'} {kind.name}")
-
-
-def product_of_rule(jaxpr, equation, operand, image, place) -> Product | None:
-    """Returns the `Product` of a matrix in a layer with its own derivative, or None."""
-    # The layer, `equation`, is a `jax.custom_vjp` or `jax.custom_jvp`. Input `operand`
-    # is the matrix, from a parameter by the moves of `image`. The gradient has factors
-    # if the rule of its derivative ends in a product of two operands: these are the
-    # factors.
-    avals = [x.aval for x in (*equation.invars, *equation.outvars)]
-    is_plain = not any(jnp.issubdtype(x.dtype, jax.dtypes.extended) for x in avals)
-    # With symbolic zeros a rule may depend on which of its inputs have derivatives.
-    has_zeros = equation.params.get("symbolic_zeros", False)
-    # Inside `jax.shard_map` the rule's program would have to know what varies.
-    is_plain = is_plain and not any(map(_sharding.varying_axes, avals))
-    if len(equation.outvars) != 1 or image.loops or has_zeros or not is_plain:
-        return None
-    shape, result = avals[operand].shape, avals[-1]
-    if len(shape) != 2 or 0 in shape:
-        return None
-    rule = _rule_of_layer(jaxpr, equation, operand)
-    product = rule and _product_at_the_end(rule.jaxpr)
-    if not (rule and product):
-        return None
-    operands, axes = product
-    if not are_of_one_kind(avals[operand], result, *(x.aval for x in operands)):
-        return None
-    rule = core.ClosedJaxpr(rule.jaxpr.replace(outvars=operands), rule.consts)
-    num_positions = operands[0].aval.size // shape[0]
-
-    def factors(residuals, cotangents):
-        """Returns vectors (1, T, p) and cotangents (1, T, q), computed by the rule."""
-        results = _inlined(rule, [cotangents, *residuals])
-        left, right = (
-            x.transpose(order).reshape(1, num_positions, size)
-            for x, order, size in zip(results, axes, shape, strict=True)
-        )
-        return left, right
-
-    # Keep all inputs as residuals (`tuple`), because the rule may need any.
-    sizes = (1, num_positions, *shape)
-    site = Site(place, result, (), sizes, "vector", tuple, factors)
-    return Product((site,), (0, 1), 0, 1, shape, Moves(image.moves))
-
-
-def _rule_of_layer(jaxpr: core.Jaxpr, equation: Any, operand: int):
-    """Returns a layer's derivative, a jaxpr (cotangent, *inputs) -> gradient, or None.
-
-    `product_of_rule` looks for a product in it. The gradient is by input `operand`. The
-    result is None if an input is a literal or occurs twice, or without a gradient.
-    """
-    names, layer = as_function(jaxpr, equation)
-
-    def gradient(cotangent, *inputs):
-        values = dict(zip(equation.invars, inputs, strict=True))
-
-        def of_operand(x):
-            mine = {**values, equation.invars[operand]: x}
-            return layer(*(mine[name] for name in names))[0]
-
-        return jax.vjp(of_operand, inputs[operand])[1](cotangent)
-
-    if len(names) < len(equation.invars):  # one is a literal, or stands twice
-        return None
-    avals = [x.aval for x in (*equation.outvars, *equation.invars)]
-    types = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in avals]
-    try:
-        rule = jax.make_jaxpr(gradient)(*types)
-        return jax.make_jaxpr(lambda *inputs: _inlined(rule, inputs))(*types)
-    except Exception:  # the same error is raised when gradients are computed
-        return None
-
-
-def _inlined(program, inputs):
-    return evaluate(program, inputs, lambda place, equation, inputs, run: run())
-
-
-def _product_at_the_end(jaxpr: Any):
-    """Returns (operands, axes) of the product (p, q) that a jaxpr ends in, or None."""
-    # The two operands are the factors of a gradient. Transposed by axes[0], operands[0]
-    # has shape (summed axes, p); by axes[1], operands[1] has shape (summed axes, q).
-    made = {x: equation for equation in jaxpr.eqns for x in equation.outvars}
-
-    def source(x):
-        return made.get(x) if isinstance(x, core.Var) else None
-
-    (x,), is_turned = jaxpr.outvars, False
-    equation = source(x)
-    while equation and equation.primitive in (
-        lax.transpose_p,
-        lax.convert_element_type_p,
-    ):
-        is_turned ^= equation.params.get("permutation") == (1, 0)
-        equation = source(equation.invars[0])
-    if not equation or any(not isinstance(x, core.Var) for x in equation.invars):
-        return None
-    operands, result = equation.invars, equation.outvars[0].aval.shape
-    if equation.primitive is lax.dot_general_p:
-        summed, groups = equation.params["dimension_numbers"]
-        left_over = [
-            [k for k in range(x.aval.ndim) if k not in over]
-            for x, over in zip(operands, summed, strict=True)
-        ]
-        if any(groups) or [len(rest) for rest in left_over] != [1, 1]:
-            return None
-        axes = [(*over, *rest) for over, rest in zip(summed, left_over, strict=True)]
-    elif equation.primitive is lax.mul_p:  # `jnp.outer` multiplies a column and a row
-        column, row = (result[0], 1), (1, result[1])
-        if [x.aval.shape for x in operands] == [row, column]:
-            operands = operands[::-1]
-        if [x.aval.shape for x in operands] != [column, row]:
-            return None
-        axes = [(1, 0), (0, 1)]
-    else:
-        return None
-    if is_turned:
-        operands, axes = operands[::-1], axes[::-1]
-    return list(operands), (axes[0], axes[1])

@@ -23,14 +23,15 @@ from jax.extend import core
 from dpjax import _validate
 from dpjax._sums.stream import programs_in
 from dpjax._types import LossFn, PyTree
+from dpjax.gradients._convolutions import convolution
 from dpjax.gradients._users import UserRecords
 
 # The place of an equation in nested programs: its indices from the outside in.
 Place = tuple[int, ...]
-# `rule(place, equation, inputs, run)` returns the results; `run()` the ordinary ones.
-Rule = Callable[
-    [Place, core.JaxprEqn, list[Any], Callable[[], Sequence[Any]]], Sequence[Any]
-]
+# `run(equation)` returns the ordinary results of these inputs, and
+# `rule(place, equation, inputs, run)` the results that are wanted.
+Run = Callable[[core.JaxprEqn], Sequence[Any]]
+Rule = Callable[[Place, core.JaxprEqn, list[Any], Run], Sequence[Any]]
 # Which operands of an operation are indices. JAX may append "-..." to its name.
 INDICES = {
     "gather": slice(1, None),
@@ -219,8 +220,7 @@ def evaluate(
     program: core.ClosedJaxpr, args: Sequence[Any], rule: Rule, within: Place = ()
 ) -> list[Any]:
     """Returns a program's results, where `rule` may replace those of any equation."""
-    # `rule(place, equation, inputs, run)` returns the results of an equation, with
-    # place (*within, index); `run()` returns its own results. Plain jits are inlined.
+    # The place of an equation is (*within, index). Plain jits are inlined.
     jaxpr, given = program.jaxpr, [*program.consts, *args]
     values = dict(zip(jaxpr.constvars + jaxpr.invars, given, strict=True))
 
@@ -231,7 +231,7 @@ def evaluate(
         is_narrow = jnp.iinfo(jax.typeof(index).dtype).bits < 32
         return lax.convert_element_type(index, jnp.int32) if is_narrow else index
 
-    def run(equation, inputs):
+    def run(inputs, equation):
         kind = equation.primitive
         if not kind.multiple_results:
             return [kind.bind(*inputs, **equation.params)]
@@ -250,7 +250,7 @@ def evaluate(
             if is_plain_jit(equation):
                 results = evaluate(equation.params["jaxpr"], inputs, rule, place)
             else:
-                results = rule(place, equation, inputs, partial(run, equation, inputs))
+                results = rule(place, equation, inputs, partial(run, inputs))
         values.update(zip(equation.outvars, results, strict=True))
     return [read(atom) for atom in jaxpr.outvars]
 
@@ -278,10 +278,10 @@ def is_plain_jit(equation: core.JaxprEqn) -> bool:
 def streamlined(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
     """Returns the same function, rewritten so that XLA computes it fast and correctly.
 
-    On CPU, convolutions and their derivatives get the order of axes for which XLA has a
-    fast kernel. The gradient of a dense layer, a transposed outer product, is computed
-    in its final order, so that XLA fuses it into the next operation. Indices of fewer
-    than 32 bits are widened: XLA may lose a gradient by them.
+    On CPU, convolutions, also those of derivatives, are replaced by `_convolutions`.
+    The gradient of a dense layer, a transposed outer product, is computed in its final
+    order, so that XLA fuses it into the next operation. Indices of fewer than 32 bits
+    are widened: XLA may lose a gradient by them.
     """
     return lambda *args: traced(function, *args)(*args)
 
@@ -295,14 +295,25 @@ def traced(function: Callable[..., PyTree], *args: PyTree) -> Callable[..., PyTr
         """Returns the function's results, where `rule` replaces slow operations."""
         factors = {}  # the factors of each outer product, by its variable
 
+        def inside(value):
+            """Returns a program inside an equation, rewritten, and any other value."""
+            if not isinstance(value, core.ClosedJaxpr | core.Jaxpr):
+                return value
+            is_closed = isinstance(value, core.ClosedJaxpr)
+            program = value if is_closed else core.ClosedJaxpr(value, [])
+            # The jit holds the constants of the program, which a `Jaxpr` cannot have.
+            function = jax.jit(lambda *args: evaluate(program, args, rule))
+            program = jax.make_jaxpr(function)(*program.in_avals)
+            return program if is_closed else program.jaxpr
+
         def rule(place, equation, inputs, run):
             """Returns an equation's results, by a faster operation if there is one."""
             kind, params = equation.primitive, equation.params
             is_placed = params.get("out_sharding") is not None
             if kind is lax.conv_general_dilated_p and not is_placed:
-                numbers = params["dimension_numbers"]
-                if numbers != _order(len(numbers.lhs_spec)):
-                    return [_convolution(*inputs, **params)]
+                return [convolution(*inputs, **params)]
+            if any(map(_convolves, programs_in(equation))):
+                return run(equation.replace(params=jax.tree.map(inside, params)))
             if kind is lax.dot_general_p and not is_placed:
                 types = [x.aval for x in (*equation.invars, *equation.outvars)]
                 is_of_one_type = len({x.dtype for x in types}) == 1
@@ -313,12 +324,21 @@ def traced(function: Callable[..., PyTree], *args: PyTree) -> Callable[..., PyTr
                 (x,) = equation.invars
                 if isinstance(x, core.Var) and x in factors:  # a literal has no hash
                     return [jnp.outer(*reversed(factors[x]))]
-            return run()
+            return run(equation)
 
         results = evaluate(closed, jax.tree.leaves(args), rule)
         return jax.tree.unflatten(jax.tree.structure(shapes), results)
 
     return rewritten
+
+
+def _convolves(program: core.ClosedJaxpr) -> bool:
+    """Returns whether a program has a convolution."""
+    return any(
+        equation.primitive is lax.conv_general_dilated_p
+        or any(map(_convolves, programs_in(equation)))
+        for equation in program.jaxpr.eqns
+    )
 
 
 def refuse_collectives(jaxpr: core.Jaxpr, own: frozenset[Any] = frozenset()) -> None:
@@ -341,32 +361,3 @@ def refuse_collectives(jaxpr: core.Jaxpr, own: frozenset[Any] = frozenset()) -> 
         _validate.require(is_fine, "loss_fn", operation, rule)
         for program in programs_in(equation):
             refuse_collectives(program.jaxpr, own | set(params.get("manual_axes", ())))
-
-
-def _order(ndim: int) -> lax.ConvDimensionNumbers:
-    """Returns the axes of images as NHWC and of kernels as HWIO, for any ndim."""
-    image = (0, ndim - 1, *range(1, ndim - 1))  # the places of N, C, H, W, ...
-    kernel = (ndim - 1, ndim - 2, *range(ndim - 2))  # the places of O, I, H, W, ...
-    return lax.ConvDimensionNumbers(image, kernel, image)
-
-
-def _convolution(lhs, rhs, *, dimension_numbers, **params):
-    """Returns `lax.conv_general_dilated` of images lhs and kernels rhs, fast on CPU."""
-    # There XLA has a fast kernel for images NHWC and kernels HWIO, so the operands get
-    # this order of axes first, and the result gets its own order.
-    convolution = partial(lax.conv_general_dilated_p.bind, **params)
-
-    def in_order(lhs, rhs):
-        """Returns the same convolution, computed with axes in the order of `_order`."""
-        (batch, feature, *space), (out, into, *window), result = dimension_numbers
-        order = _order(lhs.ndim)
-        value = convolution(
-            lhs.transpose(batch, *space, feature),
-            rhs.transpose(*window, into, out),
-            dimension_numbers=order,
-        )
-        place = dict(zip(result, order.out_spec, strict=True))
-        return value.transpose([place[axis] for axis in range(lhs.ndim)])
-
-    as_given = partial(convolution, dimension_numbers=dimension_numbers)
-    return lax.platform_dependent(lhs, rhs, cpu=in_order, default=as_given)

@@ -40,6 +40,7 @@ from dpjax._sums.samples import (
     zeros_for,
 )
 from dpjax._tree import as_finite, like, register
+from dpjax.gradients._convolutions import channels_last, padded, patches
 from dpjax.gradients._loss import Place
 
 EACH = ("each", None)
@@ -334,12 +335,14 @@ def convolution_at(equation: Any, image: Image, place: Place) -> Product | None:
     counts = [result.shape[axis] for axis in numbers.out_spec[2:]]
 
     def vectors(x):
-        x = _patches(_channels_last(x, numbers.lhs_spec), params, window, counts)
+        x = channels_last(x, numbers.lhs_spec)
+        x = padded(x, params["padding"], params["lhs_dilation"])
+        x = patches(x, window, counts, params["window_strides"], params["rhs_dilation"])
         x = x.reshape(t, math.prod(window), g, kernel[into])
         return x.transpose(2, 0, 1, 3).reshape(g, t, p)
 
     def cotangents(x):
-        return _channels_last(x, numbers.out_spec).reshape(t, g, q).swapaxes(0, 1)
+        return channels_last(x, numbers.out_spec).reshape(t, g, q).swapaxes(0, 1)
 
     # Keep the image as residual, because its patches are many times as large.
     factors = repeated(vectors, cotangents, image.loops, g)
@@ -350,31 +353,6 @@ def convolution_at(equation: Any, image: Image, place: Place) -> Product | None:
     shape = (*kernel[:out], g, q, *kernel[out + 1 :])
     moves = Moves((*image.moves, ("reshape", kernel)))
     return Product((site,), (out, *after, out + 1), 1, len(after), shape, moves)
-
-
-def _patches(x, params, window, counts):
-    """Returns the patches (N, *counts, *window, C) of images x, shape (N, ..., C)."""
-    # They are vectors of `convolution_at`. A convolution with `params` has a kernel of
-    # spatial shape `window`, and results of spatial shape `counts`.
-    no_padding = (0, 0, 0)
-    pairs = zip(params["padding"], params["lhs_dilation"], strict=True)
-    edges = [(low, high, dilation - 1) for (low, high), dilation in pairs]
-    x = jax.lax.pad(x, jnp.zeros((), x.dtype), (no_padding, *edges, no_padding))
-    steps = zip(counts, params["window_strides"], params["rhs_dilation"], strict=True)
-    for axis, (count, stride, dilation) in enumerate(steps, start=1):
-        starts = [dilation * i for i in range(window[axis - 1])]
-        span = stride * (count - 1) + 1
-        parts = [
-            jax.lax.slice_in_dim(x, start, start + span, stride, axis)
-            for start in starts
-        ]
-        x = jnp.stack(parts, axis=-2)
-    return x
-
-
-def _channels_last(x, spec):
-    batch, feature, *space = spec
-    return x.transpose(batch, *space, feature)
 
 
 def is_ordinary(equation: Any) -> bool:

@@ -108,7 +108,7 @@ def assert_close(result, expected, atol=3e-6):
 assert_equal = partial(assert_close, atol=0)
 # Every estimator in one setting: `test_neighbors` has every setting.
 PAIRS = [(auto, name) for name in ESTIMATORS] + [(manual, "median-19")]
-USES = [("loops", "dense"), ("loops", "recurrent"), ("rules", "of the matrix")]
+USES = [("loops", "dense"), ("loops", "recurrent")]
 USES += [("branches", name) for name in ("chosen", "in a loop", "of rows")]
 WIDE = {"w": normal(13, 6, 512) / 10, "v": normal(14, 512)}
 MODEL = {"w": P(None, "model"), "v": P("model")}

@@ -10,7 +10,7 @@ from jax.flatten_util import ravel_pytree
 
 import dpjax
 from dpjax.estimators import Clipping, SmoothedClipping, SmoothedTruncation, Truncation
-from tests.factored import RIGHT, convolved
+from tests.factored import convolved
 
 P, Q, VOCABULARY = 24, 16, 200  # a table is large for a sum, of more than 4,096
 
@@ -51,10 +51,6 @@ def branch(params, x, tokens, y):
     return jnp.sum(z * y[None])
 
 
-def rule(params, x, tokens, y):
-    return jnp.sum(RIGHT(params["w"], x) * y[None])
-
-
 def kernel(params, x, tokens, y):
     return jnp.sum(convolved(x[None], params["k"]) * y[None, None])
 
@@ -66,10 +62,10 @@ def tied(params, x, tokens, y):
 
 
 FUNCTIONS = (dense, positions, loop, table, single, bias, all_of)
-FUNCTIONS += (branch, rule, kernel, tied)
+FUNCTIONS += (branch, kernel, tied)
 MODELS = {f.__name__: f for f in FUNCTIONS} | {"held": positions}  # as two matrices
-HELD = ("held", "loop", "branch", "rule", "kernel", "tied")  # though no smaller
-LEAVES = {"rule": "w", "branch": "w", "kernel": "k", "tied": "s"}  # of them all
+HELD = ("held", "loop", "branch", "kernel", "tied")  # though no smaller
+LEAVES = {"branch": "w", "kernel": "k", "tied": "s"}  # of them all
 
 
 def params_of(dtype=jnp.float32, p=P, q=Q):

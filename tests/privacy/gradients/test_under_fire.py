@@ -152,3 +152,29 @@ def test_gradients_that_cancel_stay_within_their_bounds(model, dtype, plan):
             stated = np.asarray(estimator.sensitivity(N, size))
             assert ([gap.sum(), np.linalg.norm(gap), gap.max()] <= stated).all(), name
     assert longest > 0.999  # some record was as long as it may be
+
+
+# -- A convolution that XLA lets read beyond its image ---------------------------------
+def padded_by_more_than_its_window(kernel, x):
+    order, padding = ("NHWC", "HWIO", "NHWC"), ((0, 0), (4, 0))
+    how = {"lhs_dilation": (1, 2), "dimension_numbers": order}
+    return jax.lax.conv_general_dilated(x[None], kernel, (1, 1), padding, **how)
+
+
+@pytest.mark.parametrize("change", [lambda layer: layer, jax.checkpoint])
+def test_no_convolution_reads_the_image_of_another_record(change):
+    """Plain derivatives of the last record move by 1e5 if the second is large."""
+    rng = np.random.default_rng(0)
+    shapes = {"a": (3, 4), "b": (1, 2, 4, 5)}
+    params = {k: jnp.asarray(rng.normal(size=x), "float32") for k, x in shapes.items()}
+
+    def loss_fn(params, x):
+        layer = change(padded_by_more_than_its_window)
+        return jnp.mean(jnp.sin(layer(params["b"], x @ params["a"])))
+
+    batch = rng.normal(size=(8, 5, 6, 3)).astype("float32")
+    other = batch.copy()
+    other[1] = 1e6
+    grads = [jax.jit(per_sample_grad(loss_fn))(params, x) for x in (batch, other)]
+    one, two = (jax.tree.map(lambda g: np.delete(g, 1, 0), x) for x in grads)
+    jax.tree.map(np.testing.assert_array_equal, one, two)
