@@ -9,8 +9,10 @@ from benchmarks import page
 from benchmarks.page import number, table
 from benchmarks.record import RESULTS, ROOT, read
 from benchmarks.speed.case import Case, Target, Verdict
+from benchmarks.speed.layers import LAYERS
 from benchmarks.speed.measure import Results, results
 from benchmarks.speed.suites import SUITES
+from dpjax.gradients import check_model
 
 QUANTITIES = {
     "seconds": "",
@@ -38,9 +40,27 @@ def write_from(records: Mapping[str, Path], output: Path | None = None) -> list[
         "turns": _turns(cpu),
         "targets": _targets(cpu, SUITES["cpu"]),
         **{case.name: _case(case, cpu.get(case.name)) for case in SUITES["cpu"]},
+        "layers": _layers(cpu),
         "gpu": list(_gpu(found["gpu"], records["gpu"])) if "gpu" in found else (),
     }
     return [page.write("README.md", readme, output / "README.md")]
+
+
+def _layers(found: Mapping[str, Results]) -> str:
+    """Returns a row for each layer: how gradients are stored, and times in ms."""
+    rows = []
+    for case in SUITES["cpu"]:
+        name = case.name.removeprefix("layer-")
+        if name not in LAYERS or case.name not in found:
+            continue
+        stored = check_model(*LAYERS[name][1](8)).rows
+        ways = ", ".join(sorted({row.way for row in stored}))
+        times = {one.name: 1e3 * one.seconds for one in found[case.name].methods}
+        best = min(time for name, time in times.items() if name.startswith("jax_p"))
+        ours, plain = times["Clipping"], times[case.yardstick]
+        rows.append([case.title, ways, plain, ours, best, ours / plain, ours / best])
+    header = ["layer", "gradients", "plain", "Clipping", "jax_privacy's best"]
+    return table([*header, "times plain", "times jax_privacy"], rows)
 
 
 def _gpu(found: Mapping[str, Results], path: Path) -> Iterator[str]:

@@ -8,6 +8,7 @@ import jax
 import dpjax
 from benchmarks.speed import peers
 from benchmarks.speed.case import Case, Method, Target
+from benchmarks.speed.layers import LAYERS
 from benchmarks.speed.models import MODELS
 from dpjax._sums.stream import SampleStream
 from dpjax.estimators import (
@@ -85,7 +86,7 @@ REDUCTIONS = [
 @lru_cache(maxsize=1)
 def setting(model, batch_size):
     """Makes a model's loss function, parameters and batch, once."""
-    return MODELS[model](batch_size)
+    return (MODELS[model] if model in MODELS else LAYERS[model][1])(batch_size)
 
 
 def robust(estimator, *model):
@@ -159,6 +160,15 @@ def _model_case(model, title, batch_size, clipping):
     return Case(name, title, build, targets, PLAIN)
 
 
+def _layer_case(layer):
+    title, _, batch_size = LAYERS[layer]
+    sizes = (1, 4, 16, None)
+    leave = ["Mean", "Truncation", "Winsorization", *SMOOTHED, OPTAX]
+    build = partial(gradient_methods, layer, batch_size, sizes, leave=leave)
+    targets, title = [_faster("Clipping", 1, sizes)], f"{title}, batch {batch_size}"
+    return Case(f"layer-{layer}", title, build, targets, PLAIN, has_peak=False)
+
+
 def _gpu_case(model, batch_size):
     # Others take half a minute each to compile there.
     leave = ["Mean", "Winsorization", *SMOOTHED, OPTAX]
@@ -181,6 +191,7 @@ SUITES = {
         _model_case("text_classifier", "A text classifier", 256, 2),
         _model_case("low_rank_tokens", "Products of low rank on all tokens", 32, 1.5),
         _model_case("decoder", "A decoder of 10 million parameters", 8, 1.5),
+        *map(_layer_case, LAYERS),
     ],
     "gpu": [
         *REDUCTIONS,
