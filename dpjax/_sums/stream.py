@@ -294,7 +294,7 @@ class Layout(NamedTuple):
             # Several blocks side by side, if a sum is small and the caches hold them.
             blocks = min(2**12 // sizes.total, 2**18 // (sizes.row * longest))
             most = longest * max(blocks, 1)
-            microbatch_size = min(max(2**21 // sizes.row, least, 1), most)
+            microbatch_size = min(max(2**23 // sizes.row, least, 1), most)
             if microbatch_size < num_rows:  # nearly all batch sizes are powers of two
                 microbatch_size = 2 ** (microbatch_size.bit_length() - 1)
         layout = cls.parallel(num_rows, longest, sizes, microbatch_size, MOST_NUMBERS)
