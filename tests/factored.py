@@ -151,22 +151,6 @@ BRANCHES = {
 }
 
 
-# -- A layer with a derivative of its own ----------------------------------------------
-def with_rule(layer, gradient):
-    """Returns a layer whose gradient by its first input is given, and no other has."""
-    ruled = jax.custom_vjp(layer)
-
-    def backward(inputs, cotangent):
-        _, others = jax.vjp(layer, *inputs)
-        return gradient(cotangent, *inputs), *others(cotangent)[1:]
-
-    ruled.defvjp(lambda *inputs: (layer(*inputs), inputs), backward)
-    return ruled
-
-
-RIGHT = with_rule(lambda w, x: x @ w, lambda g, w, x: x.T @ g)
-
-
 # -- Tables with several uses, of tokens ---------------------------------------------
 def tied(p, tokens):
     return jnp.tanh(p[tokens].mean(axis=0)) @ p.T

@@ -149,17 +149,10 @@ def for_platforms(w, x):
     return jnp.sum(jnp.sin(other))
 
 
-def ruled(layer, gradient):
-    return lambda w, x: jnp.sum(jnp.sin(factored.with_rule(layer, gradient)(w, x)))
-
-
-OF_A_RULE = "used inside custom_vjp_call", (40, 40), (2, 40)
 # Losses, the reason, and the shapes of the parameter and of an example; or tokens.
 REASONS = [
     (returned, "used 2 times", (40, 40), (40,)),
     (for_platforms, "inside cond", (40, 40), (40,)),
-    (ruled(lambda w, x: x @ w, lambda g, w, x: 2 * (x.T @ g)), *OF_A_RULE),
-    (ruled(lambda w, x: jnp.tanh(w)[:2], lambda g, w, x: jnp.sin(w)), *OF_A_RULE),
     # Ten vectors save too little.
     (lambda p, x: jnp.sum(p[x] @ p.T), "used 2 times", (300, 40), None),
     (lambda p, x: jnp.sum(p[x] @ p.T) + p.sum(), "used 3 times", (300, 40), None),
