@@ -81,7 +81,7 @@ def experts(batch_size):
         gates = jax.nn.softmax(x @ params["gate"])
         chosen = jax.nn.one_hot(jnp.argmax(gates, axis=-1), 4)
         place = ((jnp.cumsum(chosen, axis=0) - 1) * chosen).sum(axis=-1)
-        sent = chosen[:, :, None] * jax.nn.one_hot(place, 8)[:, None, :]
+        sent = chosen[:, :, None] * jax.nn.one_hot(place.astype(int), 8)[:, None, :]
         hidden = jnp.einsum("tec,td->ecd", sent, x)
         hidden = jax.nn.gelu(jnp.einsum("ecd,edf->ecf", hidden, params["up"]))
         hidden = jnp.einsum("ecf,efd->ecd", hidden, params["down"])
@@ -99,8 +99,8 @@ def weight_norm(batch_size):
 
     def loss_fn(params, x):
         for directions, lengths in params:
-            norms = jnp.sqrt((directions**2).sum(axis=0) + 1e-12)
-            x = jnp.tanh(x @ (directions / norms * lengths))
+            norms = jnp.sqrt((directions**2).sum(axis=0, keepdims=True) + 1e-12)
+            x = jnp.tanh(x @ (directions / norms * lengths[None]))
         return _square(x)
 
     return loss_fn, params, normal(rng, (batch_size, 32))
