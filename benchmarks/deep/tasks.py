@@ -160,6 +160,33 @@ def characters():
     return init, lambda params, x: features(params, params["table"][x].reshape(-1))
 
 
+def convolutional(channels: int, widths: tuple[int, int], steps: tuple[int, int], size):
+    """Returns init and features of the networks of Tramer and Boneh (2021)."""
+    # Two convolutions of some widths and steps, each with pooling by 2, step 1, and a
+    # dense layer on `size` numbers.
+    kernels = {"c1": (*[widths[0]] * 2, channels, 16), "c2": (*[widths[1]] * 2, 16, 32)}
+
+    def init(key):
+        keys = dict(zip(("c1", "c2", "w1"), jax.random.split(key, 3), strict=True))
+        drawn = {
+            name: _drawn(keys[name], math.prod(shape[:3]), shape[3]).reshape(shape)
+            for name, shape in kernels.items()
+        }
+        biases = {"b1": jnp.zeros(16), "b2": jnp.zeros(32), "b3": jnp.zeros(32)}
+        return drawn | {"w1": _drawn(keys["w1"], size, 32)} | biases | _head(32, 10)
+
+    def features(params, x):
+        for i, step in enumerate(steps, start=1):
+            how = (step, step), [(1, 1)] * 2, None, None, ("NHWC", "HWIO", "NHWC")
+            x = jax.lax.conv_general_dilated(x[None], params[f"c{i}"], *how)[0]
+            x = jnp.tanh(x + params[f"b{i}"])
+            how = (2, 2, 1), (1, 1, 1), "VALID"
+            x = jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, *how)
+        return jnp.tanh(x.reshape(-1) @ params["w1"] + params["b3"])
+
+    return init, features
+
+
 def _head(num_inputs: int, num_outputs: int) -> Params:
     zeros = jnp.zeros((num_inputs, num_outputs))
     return {"w_head": zeros, "b_head": jnp.zeros(num_outputs)}
@@ -224,41 +251,50 @@ def _frozen_digits() -> Task:
     return replace(digits, model=model, **names, **how)
 
 
-def _fashion() -> Task:
-    """Fashion-MNIST: the last layer over scattering features, which are public."""
+@cache
+def _garments(part: str) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the images (n, 28, 28) of a part of Fashion-MNIST, 0 to 1, and labels."""
     folder = os.environ.get("DPJAX_FASHION", "/usr/share/datasets/fashion-mnist")
 
-    def read(part, kind, header):
+    def read(kind, header):
         path = Path(folder, f"{part}-{kind}-ubyte.gz")
         if not path.is_file():
             how = "Debian's dataset-fashion-mnist, or set DPJAX_FASHION to its folder"
             raise FileNotFoundError(f"{path} is not on this machine: install {how}")
         return np.frombuffer(gzip.decompress(path.read_bytes()), np.uint8)[header:]
 
+    images = read("images-idx3", 16).reshape(-1, 28, 28).astype(np.float32)
+    return images / 255, read("labels-idx1", 8).astype(np.int32)
+
+
+def _fashion(name="fashion", title="scattering features", parts=None, **how) -> Task:
+    """Fashion-MNIST: a network over scattering features, which are public, or pixels.
+
+    Without `parts`, init and features of a network, it is the last layer alone.
+    """
+
     def rows(part):
-        images = read(part, "images-idx3", 16).reshape(-1, 28, 28).astype(np.float32)
-        features = scattered(images / 255)
-        labels = read(part, "labels-idx1", 8).astype(np.int32)
-        return features.reshape(len(labels), -1), labels
+        images, labels = _garments(part)
+        if "pixels" in title:
+            return (images[..., None] - 0.286) / 0.353, labels  # public mean and spread
+        features = scattered(images)
+        if parts is None:
+            return features.reshape(len(labels), -1), labels
+        return features.transpose(0, 2, 3, 1), labels
 
     train, test = rows("train"), rows("t10k")
+    last = lambda key: _head(train[0].shape[1], 10), lambda _, x: x
+    model = "two convolutions and a dense layer" if parts else "last layer"
+    relation = how.get("relation", ADD_OR_REMOVE_ONE)
+    kind = "replace-one" if relation is REPLACE_ONE else "add-or-remove"
     return Task(
-        *("fashion", "Fashion-MNIST, scattering features, add-or-remove", "last layer"),
-        loss="cross-entropy",
-        init=lambda key: _head(train[0].shape[1], 10),
-        features=lambda _, x: x,
+        *(name, f"Fashion-MNIST, {title}, {kind}", model, "cross-entropy"),
+        *(parts or last),
         train=train,
         test=test,
         published_delta=1e-5,
-        relation=ADD_OR_REMOVE_ONE,
+        relation=relation,
     )
-
-
-def _fashion_replaced() -> Task:
-    """Fashion-MNIST, where replacing an image is covered."""
-    title = "Fashion-MNIST, scattering features, replace-one"
-    one = {"name": "fashion_replaced", "title": title, "relation": REPLACE_ONE}
-    return replace(task("fashion"), **one)
 
 
 def _adult() -> Task:
@@ -333,6 +369,7 @@ _TABULAR = {
 NAMES = *_TABULAR, "digits", "characters"
 MADE_NAMES = "made_small", "made_large", "made_zeros", "made_classes", "made_few"
 PUBLISHED_NAMES = "adult", "digits_frozen", "fashion", "fashion_replaced"
+PUBLISHED_NAMES += "fashion_network", "fashion_pixels"
 _MAKERS: dict[str, Callable[[], Task]] = {
     **{name: partial(_tabular, name, *how) for name, how in _TABULAR.items()},
     "digits": _digits,
@@ -344,7 +381,15 @@ _MAKERS: dict[str, Callable[[], Task]] = {
     "made_few": partial(_made_classes, "made_few", 1_500),
     "adult": _adult,
     "fashion": _fashion,
-    "fashion_replaced": _fashion_replaced,
+    "fashion_replaced": partial(_fashion, "fashion_replaced", relation=REPLACE_ONE),
+    "fashion_network": partial(
+        *(_fashion, "fashion_network", "network on scattering features"),
+        convolutional(81, (3, 3), (2, 1), 128),
+    ),
+    "fashion_pixels": partial(
+        *(_fashion, "fashion_pixels", "network on pixels"),
+        convolutional(1, (8, 4), (2, 2), 512),
+    ),
     "digits_frozen": _frozen_digits,
 }
 
