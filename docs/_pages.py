@@ -85,6 +85,7 @@ def write_copies(folder):
             file = (ROOT / source).parent.joinpath(path).resolve(strict=True)
             name = file.relative_to(ROOT).as_posix()
             to = PAGES.get(name) or os.path.relpath(file, folder)
+            words = "" if words == path and name in PAGES else words  # a page's title
             return words if file.is_dir() else f"{bang}[{words}]({to}{hash_}{anchor})"
 
         (folder / target).write_text(LINK.sub(link, (ROOT / source).read_text()))

@@ -58,7 +58,7 @@ html_theme = "sphinx_book_theme"
 html_title = f"dpjax {version}"
 html_favicon = "static/favicon.svg"
 toc_object_entries_show_parents = "hide"
-html_theme_options = {"navbar_persistent": [], "extra_footer": "Licence: Apache-2.0"}
+html_theme_options = {"navbar_persistent": [], "extra_footer": "License: Apache-2.0"}
 html_theme_options |= {"show_navbar_depth": 1, "show_toc_level": 2}
 html_theme_options |= {f"use_{x}_button": False for x in ("download", "fullscreen")}
 # Links to the repository, once `pyproject.toml` names a host that is no placeholder.
@@ -92,7 +92,8 @@ def _formula(self, node):
     shown = convert(node.astext(), display="block" if is_block else "inline")
     if "\\" in shown:
         raise ValueError(f"no MathML for all of {node.astext()}")
-    self.body.append(f'<div class="math">{shown}</div>' if is_block else shown)
+    inline = f'<span class="formula">{shown}</span>\N{WORD JOINER}'
+    self.body.append(f'<div class="math">{shown}</div>' if is_block else inline)
     raise nodes.SkipNode
 
 
@@ -109,10 +110,12 @@ def _skipped(app, what, name, value, skip, options):
 
 
 def _linked(app, env, node, content):
-    """Links code of a docstring to the one public name that it is, if it is one."""
+    """Links code of a docstring to the one public name that it is, or to its page."""
     code, page, objects = node["reftarget"], node["refdoc"], env.domains["py"].objects
     if not page.startswith("generated/api/"):
         return None
+    if code.startswith("docs/"):
+        return make_refnode(app.builder, page, code[5:-3], "", content)
     known = (name for name, entry in objects.items() if not entry.aliased)
     found = [name for name in known if f".{name}".endswith(f".{code}")]
     if f"dpjax.{code}" in found:
@@ -146,7 +149,7 @@ def _escaped(app, what, name, value, options, lines):
         result.append(line if text else "")
     lines[:] = result
     if what in ("attribute", "data", "property"):
-        lines.insert(0, "\\ ")  # napoleon reads a type before a first line's colon
+        lines.insert(0, "\\ \\")  # napoleon reads a type before a first line's colon
 
 
 def _marked(line):
@@ -155,4 +158,6 @@ def _marked(line):
     parts = text.split("`")
     if len(parts) % 2:
         parts[::2] = [re.sub(r"([\\*|]|_(?=\W|$))", r"\\\1", x) for x in parts[::2]]
+        # A letter and a period are no item of a list: `n.`, or a first name.
+        parts[0] = re.sub(r"(^\s*|: )(?=[A-Za-z]\.( |$))", r"\1\\", parts[0])
     return head + "`".join(parts)
