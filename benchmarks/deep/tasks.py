@@ -267,7 +267,12 @@ def _garments(part: str) -> tuple[np.ndarray, np.ndarray]:
     return images / 255, read("labels-idx1", 8).astype(np.int32)
 
 
-def _fashion(name="fashion", title="scattering features", parts=None, **how) -> Task:
+def _fashion(
+    name="fashion",
+    title="scattering features",
+    parts=None,
+    relation: NeighboringRelation = ADD_OR_REMOVE_ONE,
+) -> Task:
     """Fashion-MNIST: a network over scattering features, which are public, or pixels.
 
     Without `parts`, init and features of a network, it is the last layer alone.
@@ -285,7 +290,6 @@ def _fashion(name="fashion", title="scattering features", parts=None, **how) -> 
     train, test = rows("train"), rows("t10k")
     last = lambda key: _head(train[0].shape[1], 10), lambda _, x: x
     model = "two convolutions and a dense layer" if parts else "last layer"
-    relation = how.get("relation", ADD_OR_REMOVE_ONE)
     kind = "replace-one" if relation is REPLACE_ONE else "add-or-remove"
     return Task(
         *(name, f"Fashion-MNIST, {title}, {kind}", model, "cross-entropy"),
