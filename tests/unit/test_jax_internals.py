@@ -38,7 +38,7 @@ def test_programs_are_read_equation_by_equation():
 
     def rule(place, equation, inputs, run):
         seen.append((place, equation.primitive.name))
-        return run()
+        return run(equation)
 
     (result,) = evaluate(closed, [jnp.float32(1)], rule)
     assert seen == [((0, 0), "sin"), ((1,), "mul")]
