@@ -160,29 +160,30 @@ def characters():
     return init, lambda params, x: features(params, params["table"][x].reshape(-1))
 
 
-def convolutional(channels: int, widths: tuple[int, int], steps: tuple[int, int], size):
-    """Returns init and features of the networks of Tramer and Boneh (2021)."""
-    # Two convolutions of some widths and steps, each with pooling by 2, step 1, and a
-    # dense layer on `size` numbers.
-    kernels = {"c1": (*[widths[0]] * 2, channels, 16), "c2": (*[widths[1]] * 2, 16, 32)}
+def convolutional(channels: int, windows, strides, num_inputs: int):
+    """Returns init and features of two convolutions and a dense layer of num_inputs.
+
+    Each convolution pads by one, and maxima over 2 by 2 places follow it, much as in
+    the networks of Tramer and Boneh (2021).
+    """
+    sizes = {"c1": (*[windows[0]] * 2, channels, 16), "c2": (*[windows[1]] * 2, 16, 32)}
 
     def init(key):
-        keys = dict(zip(("c1", "c2", "w1"), jax.random.split(key, 3), strict=True))
+        *keys, last = jax.random.split(key, 3)
         drawn = {
-            name: _drawn(keys[name], math.prod(shape[:3]), shape[3]).reshape(shape)
-            for name, shape in kernels.items()
+            name: _drawn(key, math.prod(size[:3]), size[3]).reshape(size)
+            for key, (name, size) in zip(keys, sizes.items(), strict=True)
         }
         biases = {"b1": jnp.zeros(16), "b2": jnp.zeros(32), "b3": jnp.zeros(32)}
-        return drawn | {"w1": _drawn(keys["w1"], size, 32)} | biases | _head(32, 10)
+        return drawn | {"w3": _drawn(last, num_inputs, 32)} | biases | _head(32, 10)
 
     def features(params, x):
-        for i, step in enumerate(steps, start=1):
-            how = (step, step), [(1, 1)] * 2, None, None, ("NHWC", "HWIO", "NHWC")
+        for i, stride in enumerate(strides, start=1):
+            how = [stride] * 2, [(1, 1)] * 2, None, None, ("NHWC", "HWIO", "NHWC")
             x = jax.lax.conv_general_dilated(x[None], params[f"c{i}"], *how)[0]
-            x = jnp.tanh(x + params[f"b{i}"])
-            how = (2, 2, 1), (1, 1, 1), "VALID"
-            x = jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, *how)
-        return jnp.tanh(x.reshape(-1) @ params["w1"] + params["b3"])
+            x, places = jnp.tanh(x + params[f"b{i}"]), ((2, 2, 1), (1, 1, 1), "VALID")
+            x = jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, *places)
+        return jnp.tanh(x.reshape(-1) @ params["w3"] + params["b3"])
 
     return init, features
 
@@ -267,35 +268,32 @@ def _garments(part: str) -> tuple[np.ndarray, np.ndarray]:
     return images / 255, read("labels-idx1", 8).astype(np.int32)
 
 
+def _of_scattering(images):
+    features = scattered(images)
+    return features.reshape(len(features), -1)
+
+
 def _fashion(
     name="fashion",
     title="scattering features",
+    inputs=_of_scattering,
     parts=None,
     relation: NeighboringRelation = ADD_OR_REMOVE_ONE,
 ) -> Task:
-    """Fashion-MNIST: a network over scattering features, which are public, or pixels.
+    """Returns Fashion-MNIST with inputs that are a function of the images.
 
-    Without `parts`, init and features of a network, it is the last layer alone.
+    `parts` are init and features of a network; without them it is the last layer alone.
     """
-
-    def rows(part):
-        images, labels = _garments(part)
-        if "pixels" in title:
-            return (images[..., None] - 0.286) / 0.353, labels  # public mean and spread
-        features = scattered(images)
-        if parts is None:
-            return features.reshape(len(labels), -1), labels
-        return features.transpose(0, 2, 3, 1), labels
-
-    train, test = rows("train"), rows("t10k")
-    last = lambda key: _head(train[0].shape[1], 10), lambda _, x: x
+    (images, labels), (tests, test_labels) = _garments("train"), _garments("t10k")
+    train, test = inputs(images), inputs(tests)
+    last = lambda key: _head(train.shape[1], 10), lambda _, x: x
     model = "two convolutions and a dense layer" if parts else "last layer"
     kind = "replace-one" if relation is REPLACE_ONE else "add-or-remove"
     return Task(
         *(name, f"Fashion-MNIST, {title}, {kind}", model, "cross-entropy"),
         *(parts or last),
-        train=train,
-        test=test,
+        train=(train, labels),
+        test=(test, test_labels),
         published_delta=1e-5,
         relation=relation,
     )
@@ -388,10 +386,12 @@ _MAKERS: dict[str, Callable[[], Task]] = {
     "fashion_replaced": partial(_fashion, "fashion_replaced", relation=REPLACE_ONE),
     "fashion_network": partial(
         *(_fashion, "fashion_network", "network on scattering features"),
+        lambda images: scattered(images).transpose(0, 2, 3, 1),
         convolutional(81, (3, 3), (2, 1), 128),
     ),
     "fashion_pixels": partial(
         *(_fashion, "fashion_pixels", "network on pixels"),
+        lambda images: (images[..., None] - 0.286) / 0.353,  # public mean and spread
         convolutional(1, (8, 4), (2, 2), 512),
     ),
     "digits_frozen": _frozen_digits,

@@ -10,36 +10,32 @@ from jax import lax
 from benchmarks.speed.models import cross_entropy, normal
 
 ORDERS = {1: ("NHC", "HIO"), 2: ("NHWC", "HWIO"), 3: ("NDHWC", "DHWIO")}
-LENGTH, WIDTH = 64, 128  # of tokens
 
 
 def _square(x):
     return jnp.mean(jnp.tanh(x) ** 2)
 
 
-def _convolve(kernel, x, *, stride=1, spread=1, padding):
+def _convolve(kernel, x, padding="SAME", spread=1):
     """Returns the convolution of an image (..., C); its entries are `spread` apart."""
-    axes = x.ndim - 1
-    images, kernels = ORDERS[axes]
-    steps, holes = (stride,) * axes, (spread,) * axes
-    numbers = images, kernels, images
-    return lax.conv_general_dilated(
-        x[None], kernel, steps, padding, holes, dimension_numbers=numbers
-    )[0]
+    images, kernels = ORDERS[x.ndim - 1]
+    ones, apart = (1,) * (x.ndim - 1), (spread,) * (x.ndim - 1)
+    how = {"lhs_dilation": apart, "dimension_numbers": (images, kernels, images)}
+    return lax.conv_general_dilated(x[None], kernel, ones, padding, **how)[0]
 
 
-def convolution(batch_size, axes, size, channels, window, spread=1):
-    """Of images with `axes` axes; transposed if spread is over one."""
+def convolution(axes, size, channels, window, spread, batch_size):
+    """Returns a layer on images over some axes; transposed if spread is over one."""
     rng = np.random.default_rng(0)
     kernel = normal(rng, (*[window] * axes, *channels), 0.1)
     batch = normal(rng, (batch_size, *[size] * axes, channels[0]))
     padding = [(window - 1, window - 1)] * axes if spread > 1 else "SAME"
-    convolve = partial(_convolve, spread=spread, padding=padding)
-    return lambda kernel, x: _square(convolve(kernel, x)), kernel, batch
+    loss_fn = lambda kernel, x: _square(_convolve(kernel, x, padding, spread))  # noqa: E731
+    return loss_fn, kernel, batch
 
 
 def recurrent(batch_size):
-    """Six steps of a network whose state is an image of 8 by 8, with 8 channels."""
+    """Returns six steps of a network whose state is an image, 8 by 8 by 8."""
     rng = np.random.default_rng(0)
     params = {x: normal(rng, (3, 3, n, 32), 0.1) for x, n in (("x", 4), ("h", 8))}
     batch = normal(rng, (batch_size, 6, 8, 8, 4))
@@ -47,8 +43,7 @@ def recurrent(batch_size):
     def loss_fn(params, images):
         def step(state, x):
             h, c = state
-            gates = _convolve(params["x"], x, padding="SAME")
-            gates += _convolve(params["h"], h, padding="SAME")
+            gates = _convolve(params["x"], x) + _convolve(params["h"], h)
             i, f, o, g = jnp.split(gates, 4, axis=-1)
             c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
             return (jax.nn.sigmoid(o) * jnp.tanh(c), c), None
@@ -60,7 +55,7 @@ def recurrent(batch_size):
 
 
 def tied(batch_size):
-    """1,000 embeddings of 64 numbers that are the output layer, too; 16 tokens."""
+    """Returns 1,000 embeddings that are the output layer, too, on 16 tokens."""
     rng = np.random.default_rng(0)
     tokens = jnp.asarray(rng.integers(0, 1000, (batch_size, 16), np.int32))
 
@@ -72,7 +67,7 @@ def tied(batch_size):
 
 
 def experts(batch_size):
-    """16 tokens, each sent to one of four networks that take at most eight."""
+    """Returns four networks that take at most eight of 16 tokens each."""
     rng = np.random.default_rng(0)
     shapes = {"gate": (32, 4), "up": (4, 32, 64), "down": (4, 64, 32)}
     params = {x: normal(rng, shape, 0.2) for x, shape in shapes.items()}
@@ -92,7 +87,7 @@ def experts(batch_size):
 
 
 def weight_norm(batch_size):
-    """Two dense layers 32-64-10, each of directions and lengths."""
+    """Returns two dense layers 32-64-10, each of directions and lengths."""
     rng = np.random.default_rng(0)
     shapes = (32, 64), (64, 10)
     params = [(normal(rng, shape), jnp.ones(shape[1])) for shape in shapes]
@@ -106,12 +101,11 @@ def weight_norm(batch_size):
     return loss_fn, params, normal(rng, (batch_size, 32))
 
 
-def low_rank(batch_size, is_merged):
-    """Two frozen layers of 64 tokens by 128, each with a trained product of rank 8."""
+def low_rank(is_merged, batch_size):
+    """Returns two frozen layers of 64 tokens by 128, each with a product of rank 8."""
     rng = np.random.default_rng(0)
-    frozen = [normal(rng, (WIDTH, WIDTH), WIDTH**-0.5) for _ in range(2)]
-    shapes = (WIDTH, 8), (8, WIDTH)
-    params = [[normal(rng, shape, 0.1) for shape in shapes] for _ in frozen]
+    frozen = [normal(rng, (128, 128), 128**-0.5) for _ in range(2)]
+    params = [[normal(rng, x, 0.1) for x in ((128, 8), (8, 128))] for _ in frozen]
 
     def loss_fn(params, x):
         for w, (down, up) in zip(frozen, params, strict=True):
@@ -119,26 +113,27 @@ def low_rank(batch_size, is_merged):
             x = jnp.tanh(x)
         return _square(x)
 
-    return loss_fn, params, normal(rng, (batch_size, LENGTH, WIDTH))
+    return loss_fn, params, normal(rng, (batch_size, 64, 128))
 
 
-def _of(axes, size, channels, window, spread=1):
-    settings = axes, size, channels, window, spread
-    return lambda batch_size: convolution(batch_size, *settings)
-
-
-# name: (title, build, batch size)
+_CONVOLUTIONS = {
+    "conv-1": ("convolution over one axis", (1, 64, (8, 16), 3, 1), 64),
+    "conv-2": ("convolution over two axes", (2, 16, (8, 16), 3, 1), 64),
+    "conv-3": ("convolution over three axes", (3, 8, (4, 8), 3, 1), 32),
+    "transposed-1": ("transposed, over one axis", (1, 64, (8, 16), 4, 2), 64),
+    "transposed-2": ("transposed, over two axes", (2, 12, (8, 16), 4, 2), 64),
+    "transposed-3": ("transposed, over three axes", (3, 6, (4, 8), 3, 2), 32),
+}
+# name: (title, a function from the batch size to loss, params and batch, batch size)
 LAYERS = {
-    "conv-1": ("convolution over one axis", _of(1, 64, (8, 16), 3), 64),
-    "conv-2": ("convolution over two axes", _of(2, 16, (8, 16), 3), 64),
-    "conv-3": ("convolution over three axes", _of(3, 8, (4, 8), 3), 32),
-    "transposed-1": ("transposed, over one axis", _of(1, 64, (8, 16), 4, 2), 64),
-    "transposed-2": ("transposed, over two axes", _of(2, 12, (8, 16), 4, 2), 64),
-    "transposed-3": ("transposed, over three axes", _of(3, 6, (4, 8), 3, 2), 32),
+    **{
+        k: (x, partial(convolution, *how), n)
+        for k, (x, how, n) in _CONVOLUTIONS.items()
+    },
     "recurrent": ("recurrent network of images", recurrent, 32),
     "tied": ("embedding that is the output layer", tied, 64),
     "experts": ("experts with dispatch", experts, 64),
     "weight-norm": ("weight norm", weight_norm, 64),
-    "low-rank": ("low rank, beside", partial(low_rank, is_merged=False), 32),
-    "low-rank-merged": ("low rank, merged", partial(low_rank, is_merged=True), 32),
+    "low-rank": ("low rank, beside", partial(low_rank, False), 32),
+    "low-rank-merged": ("low rank, merged", partial(low_rank, True), 32),
 }

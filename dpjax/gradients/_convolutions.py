@@ -4,8 +4,8 @@ XLA's CPU backend has fast convolutions over one or two axes, of images NHWC and
 HWIO. Over three axes, and where the window is the larger operand, as in the gradient of
 a kernel, a product of matrices is faster: of the patches that the windows cut out.
 
-With negative padding it may read outside of an image, hence in the next example
-(openxla/xla#48713): such an image is sliced before.
+With negative padding that backend may read outside of an image, hence in the next
+example (openxla/xla#48713). So an image is sliced instead, on every platform.
 """
 
 import math
@@ -15,11 +15,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from dpjax._sharding import varying_with
 
-MOST = 2**22  # numbers in the patches of an example: 16 MiB in float32
+LARGEST = 2**22  # numbers in the patches of an example: 16 MiB in float32
 
 
 def channels_last(x: jax.Array, spec: Sequence[int]) -> jax.Array:
@@ -28,13 +29,16 @@ def channels_last(x: jax.Array, spec: Sequence[int]) -> jax.Array:
     return x.transpose(batch, *space, feature)
 
 
-def padded(x: jax.Array, padding: Any, spread: Sequence[int]) -> jax.Array:
-    """Returns images (N, ..., C) with entries `spread` apart, then padded or sliced."""
-    pairs = zip(padding, spread, strict=True)
-    edges = [(max(low, 0), max(high, 0), apart - 1) for (low, high), apart in pairs]
-    others = [(0, 0, 0)] * (x.ndim - 1 - len(edges))
-    x = lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *edges, *others])
-    for axis, (low, high) in enumerate(padding, start=1):
+def padded(x: jax.Array, padding: Any, spread: Any, axes: Any) -> jax.Array:
+    """Returns images with entries `spread` apart on `axes`, then padded or sliced.
+
+    `padding` has pairs (low, high), of which a negative number slices entries off.
+    """
+    edges = [(0, 0, 0)] * x.ndim
+    for axis, (low, high), apart in zip(axes, padding, spread, strict=True):
+        edges[axis] = max(low, 0), max(high, 0), apart - 1
+    x = lax.pad(x, jnp.zeros((), x.dtype), edges)
+    for axis, (low, high) in zip(axes, padding, strict=True):
         x = lax.slice_in_dim(x, max(-low, 0), x.shape[axis] + min(high, 0), axis=axis)
     return x
 
@@ -64,78 +68,84 @@ def convolution(
 ) -> jax.Array:
     """Returns `lax.conv_general_dilated` of images lhs and kernels rhs, fast on CPU."""
     (out, into, *space), of_result = dimension_numbers[1:]
-    bind = partial(lax.conv_general_dilated_p.bind, **params)
-    as_given = partial(bind, dimension_numbers=dimension_numbers)
+    convolve = partial(_convolution, **params)
+    as_given = partial(convolve, numbers=dimension_numbers)
     result = jax.eval_shape(as_given, lhs, rhs)
-    num_axes, counts = len(space), [result.shape[axis] for axis in of_result[2:]]
+    counts = [result.shape[axis] for axis in of_result[2:]]
     window = [rhs.shape[axis] for axis in space]
-    size = lhs.shape[dimension_numbers.lhs_spec[0]] * math.prod(counts)
-    size *= math.prod(window) * rhs.shape[into]  # numbers in the patches
+    num_images = lhs.shape[dimension_numbers.lhs_spec[0]]
+    size = num_images * math.prod((*counts, *window, rhs.shape[into]))  # of patches
     is_product = (
-        (num_axes > 2 or math.prod(window) > math.prod(counts))
+        (len(space) > 2 or math.prod(window) > math.prod(counts))
         and params["feature_group_count"] == params["batch_group_count"] == 1
         and lhs.dtype == rhs.dtype == result.dtype
-        and 0 < size <= MOST
+        and 0 < size <= LARGEST
     )
-    is_sliced = min((min(pair) for pair in params["padding"]), default=0) < 0
-    axes = range(lhs.ndim)
-    image = (0, axes[-1], *axes[1:-1])  # the places of N, C, H, W, ...
-    kernel = (axes[-1], axes[-2], *axes[:-2])  # the places of O, I, H, W, ...
+    last = lhs.ndim - 1
+    image = (0, last, *range(1, last))  # the places of N, C, H, W, ...
+    kernel = (last, last - 1, *range(last - 1))  # the places of O, I, H, W, ...
     numbers = lax.ConvDimensionNumbers(image, kernel, image)
-    if dimension_numbers == numbers and not (is_product or is_sliced):
+    is_fast = dimension_numbers == numbers and not is_product
+    if is_fast or params["out_sharding"] is not None:
         return as_given(lhs, rhs)
 
     def on_cpu(lhs, rhs):
-        """Returns the same convolution by one of the three ways."""
+        """Returns the same convolution, by one of the two ways."""
         x = channels_last(lhs, dimension_numbers.lhs_spec)
         kernel = rhs.transpose(*space, into, out)
         if is_product:
             value = _product(x, kernel, counts, params)
-        elif is_sliced:
-            x = padded(x, params["padding"], params["lhs_dilation"])
-            done = {"padding": ((0, 0),) * num_axes, "lhs_dilation": (1,) * num_axes}
-            value = bind(x, kernel, dimension_numbers=numbers, **done)
         else:
-            value = bind(x, kernel, dimension_numbers=numbers)
+            value = convolve(x, kernel, numbers=numbers)
         place = dict(zip(of_result, image, strict=True))
-        return value.transpose([place[axis] for axis in axes])
+        return value.transpose([place[axis] for axis in range(lhs.ndim)])
 
     return lax.platform_dependent(lhs, rhs, cpu=on_cpu, default=as_given)
+
+
+def _convolution(lhs, rhs, numbers, padding, lhs_dilation, **params):
+    """Returns XLA's convolution, without negative padding."""
+    if any(min(pair) < 0 for pair in padding):
+        lhs = padded(lhs, padding, lhs_dilation, numbers.lhs_spec[2:])
+        padding, lhs_dilation = ((0, 0),) * len(padding), (1,) * len(padding)
+    params |= {"padding": padding, "lhs_dilation": lhs_dilation}
+    return lax.conv_general_dilated_p.bind(
+        lhs, rhs, dimension_numbers=numbers, **params
+    )
 
 
 def _product(x, kernel, counts, params):
     """Returns the convolution of x (N, ..., I) and kernel (..., I, O), by patches."""
     # Entries i of the image, w of the kernel and r of the result belong together if
     # spread * i = stride * r + dilation * w - low.
-    strides, spread, dilation = (
-        params[name] for name in ("window_strides", "lhs_dilation", "rhs_dilation")
-    )
+    strides, spread = params["window_strides"], params["lhs_dilation"]
     sizes, window, padding = x.shape[1:-1], kernel.shape[:-2], params["padding"]
     einsum = partial(jnp.einsum, precision=params["precision"])
     i, w, r = (letters[: len(counts)] for letters in ("hij", "klm", "pqr"))
-    small, large = (window, w, dilation), (counts, r, strides)
+    space = range(1, 1 + len(counts))
+    # A patch has the size of the window or, in the gradient of a kernel, of the result.
+    of_patch, of_rest = (window, w, params["rhs_dilation"]), (counts, r, strides)
     if is_gradient := math.prod(window) > math.prod(counts):
-        small, large = large, small
-    (few, a, near), (many, b, far) = small, large
-    if max(spread) == 1 or max(far) > 1:
-        x = patches(padded(x, padding, spread), few, many, far, near)
-        return einsum(f"n{b}{a}c,{w}co->n{r}o", x, kernel)
-    # Of a transposed convolution the larger operand is cut, or the result: so no zeros
-    # are needed between the entries of the image.
-    edges = [
-        ((count - 1) * step - low, low + apart * (size - 1) - (end - 1))
-        for count, step, (low, _), apart, size, end in zip(
-            few, near, padding, spread, sizes, many, strict=True
-        )
-    ]
+        of_patch, of_rest = of_rest, of_patch
+    (patch, patch_axes, step), (rest, rest_axes, stride) = of_patch, of_rest
+    if max(spread) == 1 or max(stride) > 1:
+        x = padded(x, padding, spread, space)
+        x = patches(x, patch, rest, stride, step)
+        return einsum(f"n{rest_axes}{patch_axes}c,{w}co->n{r}o", x, kernel)
+    # In a transposed convolution patches are cut from the kernel or the result, where
+    # they are turned: so no zeros are needed between the entries of the image.
+    low = np.array(padding)[:, 0]
+    before = np.subtract(patch, 1) * step - low
+    behind = np.subtract(sizes, 1) * spread + low - np.subtract(rest, 1)
+    edges = list(zip(before.tolist(), behind.tolist(), strict=True))
 
-    def cut(x):
-        x = padded(x, edges, [1] * len(edges))
-        return lax.rev(patches(x, few, sizes, spread, near), axes)
+    def turned_patches(x):
+        x = padded(x, edges, [1] * len(edges), space)
+        axes = [axis + len(counts) for axis in space]
+        return lax.rev(patches(x, patch, sizes, spread, step), axes)
 
-    axes = range(1 + len(edges), 1 + 2 * len(edges))  # those of a patch
     if is_gradient:
-        return einsum(f"n{i}c,{i}{r}co->n{r}o", x, cut(kernel[None])[0])
+        return einsum(f"n{i}c,{i}{r}co->n{r}o", x, turned_patches(kernel[None])[0])
     result = jnp.zeros((len(x), *counts, kernel.shape[-1]), x.dtype)
     added = einsum(f"n{i}c,{w}co->n{i}{w}o", x, kernel)
-    return jax.linear_transpose(cut, varying_with(result, added))(added)[0]
+    return jax.linear_transpose(turned_patches, varying_with(result, added))(added)[0]

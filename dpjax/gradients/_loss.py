@@ -310,7 +310,7 @@ def traced(function: Callable[..., PyTree], *args: PyTree) -> Callable[..., PyTr
             """Returns an equation's results, by a faster operation if there is one."""
             kind, params = equation.primitive, equation.params
             is_placed = params.get("out_sharding") is not None
-            if kind is lax.conv_general_dilated_p and not is_placed:
+            if kind is lax.conv_general_dilated_p:
                 return [convolution(*inputs, **params)]
             if any(map(_convolves, programs_in(equation))):
                 return run(equation.replace(params=jax.tree.map(inside, params)))

@@ -336,7 +336,7 @@ def convolution_at(equation: Any, image: Image, place: Place) -> Product | None:
 
     def vectors(x):
         x = channels_last(x, numbers.lhs_spec)
-        x = padded(x, params["padding"], params["lhs_dilation"])
+        x = padded(x, params["padding"], params["lhs_dilation"], range(1, x.ndim - 1))
         x = patches(x, window, counts, params["window_strides"], params["rhs_dilation"])
         x = x.reshape(t, math.prod(window), g, kernel[into])
         return x.transpose(2, 0, 1, 3).reshape(g, t, p)
