@@ -20,11 +20,7 @@ from dpjax.losses import LinearLoss, MarginLoss
 from dpjax.losses._residual_losses import Huber
 from dpjax.mechanisms._additive import gaussian_of_padded
 from dpjax.solvers.linear._bends import with_bends
-from dpjax.solvers.linear._constant import (
-    best_constant,
-    largest_slope,
-    of_rarer_class,
-)
+from dpjax.solvers.linear._constant import best_constant, largest_slope, of_rarer_class
 from dpjax.solvers.linear._kind import Examples, ModelKind, Records, Shares, by_block
 from dpjax.solvers.linear._steps import (
     BlockClipping,

@@ -29,11 +29,7 @@ from dpjax.solvers.linear._fit import (
 )
 from dpjax.solvers.linear._kind import Examples, ModelKind, themselves
 from dpjax.solvers.linear._steps import BlockClipping
-from dpjax.solvers.statistics._moments import (
-    Whitening,
-    noisy_second_moments,
-    without_noise,
-)
+from dpjax.solvers.statistics._moments import Whitening, noisy_second_moments, shrunk
 from dpjax.solvers.statistics._noisy_mean import noisy_mean
 from dpjax.solvers.statistics._noisy_quantile import (
     MOST_SHARE,
@@ -90,10 +86,11 @@ _BEYOND = {"weights": 1.2, "intercept": 2.0}
 # The share of usual tails that is beyond a bound, of those beyond its half: in tails of
 # index 2.7, and of index 2.
 _USUAL = {"weights": 0.15, "intercept": 0.25}
-# With two classes the number is of scores with the slope of the rarer class, because
-# noise would hide how large the scores of its few records are. The bound of the
-# weights' scores clips about this many of them for each multiplier, and at most a share
-# of all. Scores need more of the budget, all else this part of its share.
+# With two classes the number is of scores with the slope of the rarer class, or a share
+# of the largest slope, because noise would hide how large the scores of its few records
+# are. The bound of the weights' scores clips about this many of them for each
+# multiplier, and at most a share of all. All else has this part of its share.
+_LEAST_SLOPE = 0.75
 _BEYOND_CLASSES = {"weights": 1.0, "intercept": 1.1}
 _CUT_CLASSES, _MOST_CUT_CLASSES, _LESS_CLASSES = 11.0, 0.3, 0.88
 # The bound of the weights' scores clips at least this many records: the smaller of a
@@ -213,7 +210,7 @@ def fit_with_errors(
     multipliers = {
         name: noise_multiplier / math.sqrt(share) for name, share in shares.items()
     }
-    start_key, fit_key, curvature_key, size_key, score_key = _keys.split(key, 5)
+    start_key, fit_key, curvature_key, *score_keys = _keys.split(key, 5)
     row_keys, curvature_keys = _keys.split(start_key), _keys.split(curvature_key)
 
     num_cut = _CUT_ROWS * _few(shape, noise_multiplier) * num_samples
@@ -250,11 +247,12 @@ def fit_with_errors(
         axis_name=kind.axis_name,
     )
     curvatures = _curvatures(kind.has_intercept, moments, noise)
-    rarer = kind.loss.derivative_bound, 0.5
+    largest, share = kind.loss.derivative_bound, 0.5
     if kind.has_two_classes and kind.has_intercept:
-        rarer = of_rarer_class(kind, fit_stats["constant"])
-    args = kind, *_scores(kind, examples, slopes, curvatures.root, rarer[0])
-    scores = released_scores(*args, rarer[1], size_key, score_key, multipliers)
+        slope, share = of_rarer_class(kind, fit_stats["constant"])
+        largest = jnp.maximum(slope, _LEAST_SLOPE * largest)
+    samples, sizes = _scores(kind, examples, slopes, curvatures.root, largest)
+    scores = released_scores(kind, samples, sizes, share, score_keys, multipliers)
     params, *errors, correlations, of_noise = _newton_step(
         kind, num_users, white, unit, first, curvatures, scores
     )
@@ -413,7 +411,7 @@ def _newton_step(
     # If the model holds, moments are the identity times a number, but for the level.
     alike = jnp.any(root != 0, axis=0)
     alike = alike.at[-1].set(False) if kind.has_intercept else alike
-    moments, *_ = without_noise(scores.moments, scores.noise, alike)
+    moments, *_ = shrunk(scores.moments, scores.noise, alike)
     values, vectors = jnp.linalg.eigh(moments)
     spread = (vectors * jnp.maximum(values, 0)[None, :]) @ vectors.T / num_users
     noisy = jnp.diag(scores.stddev**2) + scores.bias.T @ scores.bias
@@ -501,8 +499,7 @@ def released_scores(
     samples: Params,  # the blocks, (n, k) each
     sizes: Params,  # to bound them, (n,) each
     share: Scalar,  # of the rarer of two classes
-    size_key: Key,  # for bounds and counts
-    key: Key,  # for the mean and the moments
+    keys: list[Key],  # for bounds and counts; for the mean and the moments
     multipliers: dict[str, float],  # noise multipliers by release
 ) -> Scores:
     """Releases mean and second moments of gradients, for a Newton step and its errors.
@@ -526,7 +523,7 @@ def released_scores(
         clipped = jnp.minimum(clipped, _MOST_CUT_CLASSES * num_samples)
     halves, excess = {}, {}
     each = math.sqrt(len(shares))
-    for name, sub_key in zip(shares, _keys.split(size_key), strict=False):
+    for name, sub_key in zip(shares, _keys.split(keys[0]), strict=False):
         bound_key, tail_key = _keys.split(sub_key)
         bound = beyond[name] * noisy_bound(
             bound_key,
@@ -542,7 +539,7 @@ def released_scores(
             noise_multiplier=each * multipliers["score_tails"],
             usual=_USUAL[name],
         )
-    mean_key, moments_key = _keys.split(key)
+    mean_key, moments_key = _keys.split(keys[1])
     parts = {x: (1 - _OUTER_SHARE) * share for x, share in shares.items()}
     parts |= {x + _OUTER: _OUTER_SHARE * share for x, share in shares.items()}
     estimator = BlockClipping(

@@ -149,17 +149,17 @@ def whitening(
         center = _above_noise(noise, means) * means / weight
         moments = moments[:-1, :-1] - weight * jnp.outer(center, center)
     alike = jnp.ones(num_features, bool)
-    moments, mean, kept_spread, shrunk = without_noise(moments, stddev, alike)
+    moments, mean, kept_spread, kept = shrunk(moments, stddev, alike)
     values, vectors = jnp.linalg.eigh(moments)
     edge = math.sqrt(2 * num_features) * stddev  # of the noise's spectrum
-    left = shrunk * edge + (1 - shrunk) * kept_spread * 2 * stddev
+    left = kept * edge + (1 - kept) * kept_spread * 2 * stddev
     values = jnp.maximum(values, 0) + floors[0] * left + floors[1] * mean
     values = values + _LEAST * jnp.max(values)
     matrix = vectors / jnp.sqrt(values * unit)[None, :]
-    return Whitening(center if ones is None else center * ones, matrix, shrunk)
+    return Whitening(center if ones is None else center * ones, matrix, kept)
 
 
-def without_noise(
+def shrunk(
     moments: jax.Array,  # (k, k), released
     stddev: Scalar,  # of the noise on the diagonal
     alike: jax.Array,  # (k,), which diagonal entries may be about the same
