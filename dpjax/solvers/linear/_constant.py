@@ -173,10 +173,7 @@ def largest_slope(kind: ModelKind, constant: jax.Array, size: Scalar) -> jax.Arr
 
 
 def of_rarer_class(kind: ModelKind, constant: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns the absolute slope and the share of the rarer of two classes.
-
-    Both are those at the best constant prediction, which is released.
-    """
+    """Returns slope and share of the rarer of two classes, at the released constant."""
     ends = kind.loss.derivative(constant, jnp.array([-1.0, 1.0], constant.dtype))
     share = kind.loss.mean_of(constant)
     return jnp.max(jnp.abs(ends)), jnp.minimum(share, 1 - share)

@@ -89,7 +89,7 @@ _USUAL = {"weights": 0.15, "intercept": 0.25}
 # With two classes the number is of scores with the slope of the rarer class, or a share
 # of the largest slope, because noise would hide how large the scores of its few records
 # are. The bound of the weights' scores clips about this many of them for each
-# multiplier, and at most a share of all. All else has this part of its share.
+# multiplier, and at most a share of all. Other releases have this part of their shares.
 _LEAST_SLOPE = 0.75
 _BEYOND_CLASSES = {"weights": 1.0, "intercept": 1.1}
 _CUT_CLASSES, _MOST_CUT_CLASSES, _LESS_CLASSES = 11.0, 0.3, 0.88
@@ -103,8 +103,7 @@ _USER_LENGTHS, _BEYOND_USERS = 0.2, 1.25
 # The share of a block's budget for the part of scores beyond half of their bound.
 _OUTER_SHARE = 0.6
 _OUTER = "_beyond"  # suffix of the name of that part
-# The relative error of the estimated bias, besides the noise of counts; and with two
-# classes, of which more is clipped.
+# The relative error of the estimated bias, besides the noise of counts.
 _MODEL_ERROR, _MODEL_ERROR_CLASSES = 0.25, 0.6
 _clipped = jax.vmap(clip_to_norm, (0, None))  # clips each row to one norm
 
@@ -183,7 +182,8 @@ def fit_with_errors(
        and for the intercept get bounds, with noisy counts of scores near and above.
     5. The mean of clipped scores is corrected by an estimate of the bias of clipping; S
        is the second moments of the corrected scores, or of their means by user, because
-       the scores of a user may depend on each other. S / n is then over users.
+       the scores of a user may depend on each other. S / n is then over users. Where
+       noise hides more, S is the identity times a number, as if the model were true.
 
     The step is H^-1 times the mean. The covariance adds to H^-1 (S / n) H^-1 the
     covariances by noise of the mean, by noise of H, and of the estimated bias. All are
@@ -216,10 +216,8 @@ def fit_with_errors(
     num_cut = _CUT_ROWS * _few(shape, noise_multiplier) * num_samples
 
     def bound_of(norms: jax.Array, key: Key, name: str, least: float) -> jax.Array:
-        multiplier = multipliers[name]
-        return noisy_bound(
-            key, gathered(norms), noise_multiplier=multiplier, least=least
-        )
+        how = {"noise_multiplier": multipliers[name], "least": least}
+        return noisy_bound(key, gathered(norms), **how)
 
     norms = norms_of_rows(kind, examples)
     radius = bound_of(norms, row_keys[0], "row_lengths", num_cut / 2)
@@ -228,24 +226,14 @@ def fit_with_errors(
     examples = examples._replace(features=bounded(z))
     del z  # frees memory
     kind = kind._replace(basis=themselves)
-    first, fit_stats = fit(
-        kind,
-        examples,
-        key=fit_key,
-        noise_multiplier=multipliers["fit"],
-        execution=execution,
-    )
+    how = {"noise_multiplier": multipliers["fit"], "execution": execution}
+    first, fit_stats = fit(kind, examples, key=fit_key, **how)
     # With a Huber loss in scales, all numbers below are in units of the scale.
     unit = fit_stats.get("residual_scale", jnp.ones((), examples.targets.dtype))
     first, rows, slopes = _linearized(kind, examples, first, unit)
     radius = bound_of(row_norms(rows), curvature_keys[0], "curvature_lengths", num_cut)
-    moments, noise = noisy_second_moments(
-        curvature_keys[1],
-        rows,
-        radius=radius,
-        noise_multiplier=multipliers["curvatures"],
-        axis_name=kind.axis_name,
-    )
+    release = rows, radius, multipliers["curvatures"], kind.axis_name
+    moments, noise = noisy_second_moments(curvature_keys[1], *release)
     curvatures = _curvatures(kind.has_intercept, moments, noise)
     largest, share = kind.loss.derivative_bound, 0.5
     if kind.has_two_classes and kind.has_intercept:
@@ -411,8 +399,7 @@ def _newton_step(
     # If the model holds, moments are the identity times a number, but for the level.
     alike = jnp.any(root != 0, axis=0)
     alike = alike.at[-1].set(False) if kind.has_intercept else alike
-    moments, *_ = shrunk(scores.moments, scores.noise, alike)
-    values, vectors = jnp.linalg.eigh(moments)
+    values, vectors = jnp.linalg.eigh(shrunk(scores.moments, scores.noise, alike)[0])
     spread = (vectors * jnp.maximum(values, 0)[None, :]) @ vectors.T / num_users
     noisy = jnp.diag(scores.stddev**2) + scores.bias.T @ scores.bias
     turn, doubts = jnp.zeros_like(start), jnp.zeros_like(start[None])
@@ -513,13 +500,12 @@ def released_scores(
     shares = {"weights": 1.0}
     if kind.has_intercept:
         shares = {"weights": 1 - _LEVEL_SHARE, "intercept": _LEVEL_SHARE}
-    num_samples = len(samples["weights"])
-    per_root = _PER_ROOT * multipliers["scores"]
-    clipped = min(_MOST_CUT * num_samples, per_root * math.sqrt(num_samples))
+    num_samples, multiplier = len(samples["weights"]), multipliers["scores"]
+    clipped = min(_MOST_CUT * num_samples, _PER_ROOT * multiplier * num_samples**0.5)
     beyond, doubt = _BEYOND, _MODEL_ERROR
     if kind.has_two_classes:
         beyond, doubt = _BEYOND_CLASSES, _MODEL_ERROR_CLASSES
-        clipped = _CUT_CLASSES * multipliers["scores"] / share
+        clipped = _CUT_CLASSES * multiplier / share
         clipped = jnp.minimum(clipped, _MOST_CUT_CLASSES * num_samples)
     halves, excess = {}, {}
     each = math.sqrt(len(shares))
@@ -546,10 +532,9 @@ def released_scores(
         {x: halves[x.removesuffix(_OUTER)] for x in parts}, tuple(parts.items())
     )
     samples = _in_parts(samples, halves)
-    args = multipliers["scores"], mean_key, kind.axis_name
-    mean = noisy_mean(estimator, samples, *args)
+    mean = noisy_mean(estimator, samples, multiplier, mean_key, kind.axis_name)
     size = sum(x.size for x in mean.values())
-    noise = estimator.noise_parameters(multipliers["scores"], num_samples, size)
+    noise = estimator.noise_parameters(multiplier, num_samples, size)
     parts = samples, mean, excess, halves, noise["stddev"]
     rows, *of_mean = _corrected(tuple(shares.items()), *parts, doubt)
     multiplier, axis_name = multipliers["score_moments"], kind.axis_name
@@ -558,19 +543,12 @@ def released_scores(
         rows, axis_name = gathered(_means_of_users(kind.user_size, rows)), None
         multiplier /= kind.user_size  # if a user is replaced
         bound_key, moments_key = _keys.split(moments_key)
-        radius = _BEYOND_USERS * noisy_bound(
-            bound_key,
-            row_norms(rows),
-            noise_multiplier=multiplier / math.sqrt(_USER_LENGTHS),
-        )
+        lengths = multiplier / math.sqrt(_USER_LENGTHS)
+        bound = noisy_bound(bound_key, row_norms(rows), noise_multiplier=lengths)
+        radius = _BEYOND_USERS * bound
         multiplier /= math.sqrt(1 - _USER_LENGTHS)
-    moments, noise = noisy_second_moments(
-        moments_key,
-        rows,
-        radius=radius,
-        noise_multiplier=multiplier,
-        axis_name=axis_name,
-    )
+    release = rows, radius, multiplier, axis_name
+    moments, noise = noisy_second_moments(moments_key, *release)
     return Scores(moments, noise, *of_mean)
 
 
