@@ -182,8 +182,7 @@ def fit_with_errors(
        and for the intercept get bounds, with noisy counts of scores near and above.
     5. The mean of clipped scores is corrected by an estimate of the bias of clipping; S
        is the second moments of the corrected scores, or of their means by user, because
-       the scores of a user may depend on each other. S / n is then over users. Where
-       noise hides more, S is the identity times a number, as if the model were true.
+       the scores of a user may depend on each other. S / n is then over users.
 
     The step is H^-1 times the mean. The covariance adds to H^-1 (S / n) H^-1 the
     covariances by noise of the mean, by noise of H, and of the estimated bias. All are
@@ -241,9 +240,8 @@ def fit_with_errors(
         largest = jnp.maximum(slope, _LEAST_SLOPE * largest)
     samples, sizes = _scores(kind, examples, slopes, curvatures.root, largest)
     scores = released_scores(kind, samples, sizes, share, score_keys, multipliers)
-    params, *errors, correlations, of_noise = _newton_step(
-        kind, num_users, white, unit, first, curvatures, scores
-    )
+    args = kind, num_users, white, unit, first, curvatures, scores
+    params, *errors, correlations, of_noise = _newton_step(*args)
     many_above = num_above(multipliers["row_lengths"]) > _MOST_ABOVE * num_samples
     least = _FEWEST * len(correlations) * max(1.0, noise_multiplier / kind.user_size)
     if many_above or num_users < least:
@@ -357,8 +355,7 @@ def _scores(
 
     They are features z times slopes (derivatives of the loss), in two blocks: weights
     (n, d), and (n, 1) for the intercept. The Hessian is the identity along `root`. Next
-    are sizes (n,), to bound each block: norms, or with two classes those that gradients
-    of the rarer class have.
+    are sizes (n,) to bound each block: norms, with two classes those of the rarer one.
     """
     if kind.has_intercept:
         z = product(examples.features, root[:-1, :-1]) + root[-1:, :-1]
@@ -396,10 +393,13 @@ def _newton_step(
     identity = jnp.eye(len(root), dtype=root.dtype)
 
     slope = -root * (units / scale)[None, :]  # derivative of the step in the mean
-    # If the model holds, moments are the identity times a number, but for the level.
-    alike = jnp.any(root != 0, axis=0)
-    alike = alike.at[-1].set(False) if kind.has_intercept else alike
-    values, vectors = jnp.linalg.eigh(shrunk(scores.moments, scores.noise, alike)[0])
+    moments = scores.moments
+    if kind.has_two_classes and kind.user_size == 1:
+        # If the model holds they are the Hessian: alike on the diagonal, zero off it.
+        alike = jnp.any(root != 0, axis=0)
+        alike = alike.at[-1].set(False) if kind.has_intercept else alike
+        moments = shrunk(moments, scores.noise, alike)[0]
+    values, vectors = jnp.linalg.eigh(moments)
     spread = (vectors * jnp.maximum(values, 0)[None, :]) @ vectors.T / num_users
     noisy = jnp.diag(scores.stddev**2) + scores.bias.T @ scores.bias
     turn, doubts = jnp.zeros_like(start), jnp.zeros_like(start[None])
