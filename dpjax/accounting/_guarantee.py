@@ -24,12 +24,7 @@ from dpjax._types import (
     REPLACE_SPECIAL,
     NeighboringRelation,
 )
-from dpjax.accounting._events import (
-    SampleDpEvent,
-    check_event,
-    map_leaves,
-    samples_of,
-)
+from dpjax.accounting._events import SampleDpEvent, check_event, map_leaves, samples_of
 from dpjax.accounting._profiles import Profile, profile_of_release, readable
 
 _ROUNDED_UP = 1 + 1e-14  # exceeds the rounding error of Bayes' rule

@@ -98,11 +98,7 @@ def smooth_noise_rho(
 
 
 def calibrate_smooth_noise(
-    rho: float,
-    *,
-    num_samples: int,
-    trim_count: int,
-    relative_spread: float = 1.0,
+    rho: float, *, num_samples: int, trim_count: int, relative_spread: float = 1.0
 ) -> SmoothNoise:
     """Splits a zCDP budget between smoothness and noise for a trimmed mean."""
     # It minimizes the standard deviation of `laplace_log_normal` noise over the

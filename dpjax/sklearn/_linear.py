@@ -19,11 +19,7 @@ from dpjax.accounting import PrivacyGuarantee
 from dpjax.losses import LinearLoss
 from dpjax.sklearn import _tables
 from dpjax.solvers import Execution, dp_linear_model
-from dpjax.solvers.statistics._scales import (
-    Standard,
-    release_scales,
-    scales_share,
-)
+from dpjax.solvers.statistics._scales import Standard, release_scales, scales_share
 from dpjax.tables import _progress
 from dpjax.tables._summary import (
     Summary,

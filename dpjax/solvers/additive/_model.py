@@ -159,16 +159,10 @@ def dp_additive_model(
     bent = _smooth(smooth, num_columns, table.column)
     options: dict[str, Any] = {"smooth": smooth, "intercept": intercept}
     options |= {"max_weight": max_weight, "intervals": intervals}
-    if solution := on_sample(
-        partial(dp_additive_model, loss, execution=execution, **options),
-        (table.features, table.targets),
-        max_records,
-        key=key,
-        epsilon=epsilon,
-        delta=delta,
-        offsets=offsets,
-        weights=weights,
-    ):
+    fit = partial(dp_additive_model, loss, execution=execution, **options)
+    options = {"key": key, "epsilon": epsilon, "delta": delta}
+    options |= {"offsets": offsets, "weights": weights}
+    if solution := on_sample(fit, table[1:3], max_records, **options):
         return solution
     rows = num_samples, user_size, unit
     total, privacy = noise_of(epsilon, delta, noise_multiplier, rows)

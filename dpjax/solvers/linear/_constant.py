@@ -170,3 +170,10 @@ def largest_slope(kind: ModelKind, constant: jax.Array, size: Scalar) -> jax.Arr
     if kind.has_exposures:  # of a mean within ±size, as records have
         constant = jnp.minimum(constant, loss.constant_prediction(ends[1]))
     return jnp.max(jnp.abs(loss.derivative(jnp.stack([constant, constant]), ends)))
+
+
+def of_rarer_class(kind: ModelKind, constant: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns slope and share of the rarer of two classes, at the released constant."""
+    ends = kind.loss.derivative(constant, jnp.array([-1.0, 1.0], constant.dtype))
+    share = kind.loss.mean_of(constant)
+    return jnp.max(jnp.abs(ends)), jnp.minimum(share, 1 - share)

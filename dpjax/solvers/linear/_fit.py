@@ -20,7 +20,7 @@ from dpjax.losses import LinearLoss, MarginLoss
 from dpjax.losses._residual_losses import Huber
 from dpjax.mechanisms._additive import gaussian_of_padded
 from dpjax.solvers.linear._bends import with_bends
-from dpjax.solvers.linear._constant import best_constant, largest_slope
+from dpjax.solvers.linear._constant import best_constant, largest_slope, of_rarer_class
 from dpjax.solvers.linear._kind import Examples, ModelKind, Records, Shares, by_block
 from dpjax.solvers.linear._steps import (
     BlockClipping,
@@ -484,9 +484,8 @@ def _first(
     predictions = jnp.broadcast_to(constant, shape) + jnp.broadcast_to(shift, shape)
     slopes = weights * slope_norms(kind.loss.derivative(predictions, targets))
     if kind.has_two_classes:
-        ends = kind.loss.derivative(constant, jnp.array([-1.0, 1.0], constant.dtype))
-        slopes, share = weights * jnp.max(jnp.abs(ends)), kind.loss.mean_of(constant)
-        num_clipped = num_clipped / jnp.minimum(share, 1 - share)
+        slope, share = of_rarer_class(kind, constant)
+        slopes, num_clipped = weights * slope, num_clipped / share
     if kind.starts_at_mean:
         offsets = offsets + constant
     params = {"weights": jnp.zeros((z.shape[1], *outputs), constant.dtype)}

@@ -18,6 +18,7 @@ from dpjax._tree import like
 from dpjax._types import Key, Scalar
 from dpjax.estimators._clipping import clip_to_norm
 from dpjax.losses import squared
+from dpjax.solvers.linear._constant import of_rarer_class
 from dpjax.solvers.linear._fit import (
     Params,
     fit,
@@ -28,7 +29,7 @@ from dpjax.solvers.linear._fit import (
 )
 from dpjax.solvers.linear._kind import Examples, ModelKind, themselves
 from dpjax.solvers.linear._steps import BlockClipping
-from dpjax.solvers.statistics._moments import Whitening, noisy_second_moments
+from dpjax.solvers.statistics._moments import Whitening, noisy_second_moments, shrunk
 from dpjax.solvers.statistics._noisy_mean import noisy_mean
 from dpjax.solvers.statistics._noisy_quantile import (
     MOST_SHARE,
@@ -85,9 +86,13 @@ _BEYOND = {"weights": 1.2, "intercept": 2.0}
 # The share of usual tails that is beyond a bound, of those beyond its half: in tails of
 # index 2.7, and of index 2.
 _USUAL = {"weights": 0.15, "intercept": 0.25}
-# With two classes the number is of scores of the largest slope, which few records have:
-# noise would hide how large the scores of a rare class are.
-_BEYOND_CLASSES = {"weights": 0.75, "intercept": 1.1}
+# With two classes the number is of scores with the slope of the rarer class, or a share
+# of the largest slope, because noise would hide how large the scores of its few records
+# are. The bound of the weights' scores clips about this many of them for each
+# multiplier, and at most a share of all. Other releases have this part of their shares.
+_LEAST_SLOPE = 0.75
+_BEYOND_CLASSES = {"weights": 1.0, "intercept": 1.1}
+_CUT_CLASSES, _MOST_CUT_CLASSES, _LESS_CLASSES = 11.0, 0.3, 0.88
 # The bound of the weights' scores clips at least this many records: the smaller of a
 # share, and a number for each multiplier and root of n. Clipping more makes less noise,
 # and its bias is estimated, but not well enough for the root of many records.
@@ -99,15 +104,18 @@ _USER_LENGTHS, _BEYOND_USERS = 0.2, 1.25
 _OUTER_SHARE = 0.6
 _OUTER = "_beyond"  # suffix of the name of that part
 # The relative error of the estimated bias, besides the noise of counts.
-_MODEL_ERROR = 0.25
+_MODEL_ERROR, _MODEL_ERROR_CLASSES = 0.25, 0.6
 _clipped = jax.vmap(clip_to_norm, (0, None))  # clips each row to one norm
 
 
-def _shares(shape: tuple[int, ...], noise_multiplier: float) -> dict[str, float]:
+def _shares(
+    shape: tuple[int, ...], noise_multiplier: float, has_two_classes: bool = False
+) -> dict[str, float]:
     """Returns the shares of the budget, which add up to 1, from public numbers."""
     num_samples, num_features = shape
     many = _MANY_RECORDS * math.sqrt(max(1, num_features / _MANY_FEATURES))
     less = min(1.0, many * noise_multiplier / num_samples)
+    less *= _LESS_CLASSES if has_two_classes else 1.0
     few = _few(shape, noise_multiplier)
     shares = {
         name: less * ((1 - few) * usual + few * at_few)
@@ -143,6 +151,7 @@ class Scores(NamedTuple):
     """Holds means and moments of gradients (scores) in directions of `Curvatures`."""
 
     moments: jax.Array  # (k, k), noisy second moments
+    noise: Scalar  # the stddev of the noise on their diagonal
     mean: jax.Array  # (k,), corrected by an estimate of the bias of clipping
     stddev: jax.Array  # (k,), of the mean's noise
     bias: jax.Array  # (blocks, k), the stddev of the estimated bias
@@ -195,20 +204,19 @@ def fit_with_errors(
     """
     num_samples = len(examples.targets)
     num_users = num_samples // kind.user_size
-    shares = _shares(examples.features.shape, noise_multiplier)
+    shape = examples.features.shape
+    shares = _shares(shape, noise_multiplier, kind.has_two_classes)
     multipliers = {
         name: noise_multiplier / math.sqrt(share) for name, share in shares.items()
     }
-    start_key, fit_key, curvature_key, size_key, score_key = _keys.split(key, 5)
+    start_key, fit_key, curvature_key, *score_keys = _keys.split(key, 5)
     row_keys, curvature_keys = _keys.split(start_key), _keys.split(curvature_key)
 
-    num_cut = _CUT_ROWS * _few(examples.features.shape, noise_multiplier) * num_samples
+    num_cut = _CUT_ROWS * _few(shape, noise_multiplier) * num_samples
 
     def bound_of(norms: jax.Array, key: Key, name: str, least: float) -> jax.Array:
-        multiplier = multipliers[name]
-        return noisy_bound(
-            key, gathered(norms), noise_multiplier=multiplier, least=least
-        )
+        how = {"noise_multiplier": multipliers[name], "least": least}
+        return noisy_bound(key, gathered(norms), **how)
 
     norms = norms_of_rows(kind, examples)
     radius = bound_of(norms, row_keys[0], "row_lengths", num_cut / 2)
@@ -217,30 +225,23 @@ def fit_with_errors(
     examples = examples._replace(features=bounded(z))
     del z  # frees memory
     kind = kind._replace(basis=themselves)
-    first, fit_stats = fit(
-        kind,
-        examples,
-        key=fit_key,
-        noise_multiplier=multipliers["fit"],
-        execution=execution,
-    )
+    how = {"noise_multiplier": multipliers["fit"], "execution": execution}
+    first, fit_stats = fit(kind, examples, key=fit_key, **how)
     # With a Huber loss in scales, all numbers below are in units of the scale.
     unit = fit_stats.get("residual_scale", jnp.ones((), examples.targets.dtype))
     first, rows, slopes = _linearized(kind, examples, first, unit)
     radius = bound_of(row_norms(rows), curvature_keys[0], "curvature_lengths", num_cut)
-    moments, noise = noisy_second_moments(
-        curvature_keys[1],
-        rows,
-        radius=radius,
-        noise_multiplier=multipliers["curvatures"],
-        axis_name=kind.axis_name,
-    )
+    release = rows, radius, multipliers["curvatures"], kind.axis_name
+    moments, noise = noisy_second_moments(curvature_keys[1], *release)
     curvatures = _curvatures(kind.has_intercept, moments, noise)
-    samples, sizes = _scores(kind, examples, slopes, curvatures.root)
-    scores = released_scores(kind, samples, sizes, size_key, score_key, multipliers)
-    params, *errors, correlations, of_noise = _newton_step(
-        kind, num_users, white, unit, first, curvatures, scores
-    )
+    largest, share = kind.loss.derivative_bound, 0.5
+    if kind.has_two_classes and kind.has_intercept:
+        slope, share = of_rarer_class(kind, fit_stats["constant"])
+        largest = jnp.maximum(slope, _LEAST_SLOPE * largest)
+    samples, sizes = _scores(kind, examples, slopes, curvatures.root, largest)
+    scores = released_scores(kind, samples, sizes, share, score_keys, multipliers)
+    args = kind, num_users, white, unit, first, curvatures, scores
+    params, *errors, correlations, of_noise = _newton_step(*args)
     many_above = num_above(multipliers["row_lengths"]) > _MOST_ABOVE * num_samples
     least = _FEWEST * len(correlations) * max(1.0, noise_multiplier / kind.user_size)
     if many_above or num_users < least:
@@ -344,14 +345,17 @@ def _directions(
 
 @partial(jax.jit, static_argnums=0)
 def _scores(
-    kind: ModelKind, examples: Examples, slopes: jax.Array, root: jax.Array
+    kind: ModelKind,
+    examples: Examples,
+    slopes: jax.Array,
+    root: jax.Array,
+    largest: Scalar,  # the slope of the rarer class
 ) -> tuple[Params, Params]:
     """Returns each record's gradient along the columns of `root`, for a Newton step.
 
     They are features z times slopes (derivatives of the loss), in two blocks: weights
     (n, d), and (n, 1) for the intercept. The Hessian is the identity along `root`. Next
-    are sizes (n,), to bound each block: norms, or with two classes those that gradients
-    of the largest slope have.
+    are sizes (n,) to bound each block: norms, with two classes those of the rarer one.
     """
     if kind.has_intercept:
         z = product(examples.features, root[:-1, :-1]) + root[-1:, :-1]
@@ -361,8 +365,8 @@ def _scores(
     samples = {name: slopes[:, None] * x for name, x in along.items()}
     if not kind.has_two_classes:
         return samples, {name: row_norms(x) for name, x in samples.items()}
-    largest = examples.weights * kind.loss.derivative_bound
-    return samples, {name: largest * row_norms(x) for name, x in along.items()}
+    norms = {name: examples.weights * row_norms(x) for name, x in along.items()}
+    return samples, {name: like(largest, x) * x for name, x in norms.items()}
 
 
 @partial(jax.jit, static_argnums=(0, 1))
@@ -389,7 +393,13 @@ def _newton_step(
     identity = jnp.eye(len(root), dtype=root.dtype)
 
     slope = -root * (units / scale)[None, :]  # derivative of the step in the mean
-    values, vectors = jnp.linalg.eigh(scores.moments)
+    moments = scores.moments
+    if kind.has_two_classes and kind.user_size == 1:
+        # If the model holds they are the Hessian: alike on the diagonal, zero off it.
+        alike = jnp.any(root != 0, axis=0)
+        alike = alike.at[-1].set(False) if kind.has_intercept else alike
+        moments = shrunk(moments, scores.noise, alike)[0]
+    values, vectors = jnp.linalg.eigh(moments)
     spread = (vectors * jnp.maximum(values, 0)[None, :]) @ vectors.T / num_users
     noisy = jnp.diag(scores.stddev**2) + scores.bias.T @ scores.bias
     turn, doubts = jnp.zeros_like(start), jnp.zeros_like(start[None])
@@ -475,8 +485,8 @@ def released_scores(
     kind: ModelKind,  # the static description of the model
     samples: Params,  # the blocks, (n, k) each
     sizes: Params,  # to bound them, (n,) each
-    size_key: Key,  # for bounds and counts
-    key: Key,  # for the mean and the moments
+    share: Scalar,  # of the rarer of two classes
+    keys: list[Key],  # for bounds and counts; for the mean and the moments
     multipliers: dict[str, float],  # noise multipliers by release
 ) -> Scores:
     """Releases mean and second moments of gradients, for a Newton step and its errors.
@@ -490,13 +500,16 @@ def released_scores(
     shares = {"weights": 1.0}
     if kind.has_intercept:
         shares = {"weights": 1 - _LEVEL_SHARE, "intercept": _LEVEL_SHARE}
-    num_samples = len(samples["weights"])
-    per_root = _PER_ROOT * multipliers["scores"]
-    clipped = min(_MOST_CUT * num_samples, per_root * math.sqrt(num_samples))
-    beyond = _BEYOND_CLASSES if kind.has_two_classes else _BEYOND
+    num_samples, multiplier = len(samples["weights"]), multipliers["scores"]
+    clipped = min(_MOST_CUT * num_samples, _PER_ROOT * multiplier * num_samples**0.5)
+    beyond, doubt = _BEYOND, _MODEL_ERROR
+    if kind.has_two_classes:
+        beyond, doubt = _BEYOND_CLASSES, _MODEL_ERROR_CLASSES
+        clipped = _CUT_CLASSES * multiplier / share
+        clipped = jnp.minimum(clipped, _MOST_CUT_CLASSES * num_samples)
     halves, excess = {}, {}
     each = math.sqrt(len(shares))
-    for name, sub_key in zip(shares, _keys.split(size_key), strict=False):
+    for name, sub_key in zip(shares, _keys.split(keys[0]), strict=False):
         bound_key, tail_key = _keys.split(sub_key)
         bound = beyond[name] * noisy_bound(
             bound_key,
@@ -512,39 +525,31 @@ def released_scores(
             noise_multiplier=each * multipliers["score_tails"],
             usual=_USUAL[name],
         )
-    mean_key, moments_key = _keys.split(key)
+    mean_key, moments_key = _keys.split(keys[1])
     parts = {x: (1 - _OUTER_SHARE) * share for x, share in shares.items()}
     parts |= {x + _OUTER: _OUTER_SHARE * share for x, share in shares.items()}
     estimator = BlockClipping(
         {x: halves[x.removesuffix(_OUTER)] for x in parts}, tuple(parts.items())
     )
     samples = _in_parts(samples, halves)
-    args = multipliers["scores"], mean_key, kind.axis_name
-    mean = noisy_mean(estimator, samples, *args)
+    mean = noisy_mean(estimator, samples, multiplier, mean_key, kind.axis_name)
     size = sum(x.size for x in mean.values())
-    noise = estimator.noise_parameters(multipliers["scores"], num_samples, size)
+    noise = estimator.noise_parameters(multiplier, num_samples, size)
     parts = samples, mean, excess, halves, noise["stddev"]
-    rows, *of_mean = _corrected(tuple(shares.items()), *parts)
+    rows, *of_mean = _corrected(tuple(shares.items()), *parts, doubt)
     multiplier, axis_name = multipliers["score_moments"], kind.axis_name
     radius: Scalar = 1.0
     if kind.user_size > 1:
         rows, axis_name = gathered(_means_of_users(kind.user_size, rows)), None
         multiplier /= kind.user_size  # if a user is replaced
         bound_key, moments_key = _keys.split(moments_key)
-        radius = _BEYOND_USERS * noisy_bound(
-            bound_key,
-            row_norms(rows),
-            noise_multiplier=multiplier / math.sqrt(_USER_LENGTHS),
-        )
+        lengths = multiplier / math.sqrt(_USER_LENGTHS)
+        bound = noisy_bound(bound_key, row_norms(rows), noise_multiplier=lengths)
+        radius = _BEYOND_USERS * bound
         multiplier /= math.sqrt(1 - _USER_LENGTHS)
-    moments, _ = noisy_second_moments(
-        moments_key,
-        rows,
-        radius=radius,
-        noise_multiplier=multiplier,
-        axis_name=axis_name,
-    )
-    return Scores(moments, *of_mean)
+    release = rows, radius, multiplier, axis_name
+    moments, noise = noisy_second_moments(moments_key, *release)
+    return Scores(moments, noise, *of_mean)
 
 
 @partial(jax.jit, static_argnums=0)
@@ -568,8 +573,9 @@ def _corrected(
     excess: dict[str, Excess],  # how much norms exceed the bounds
     halves: Params,  # half of the bounds
     stddev: Scalar,  # of the noise of the parts
+    doubt: Scalar,  # the relative error of the bias, besides the noise of counts
 ) -> tuple[jax.Array, ...]:
-    """Returns rows for second moments, and the fields of `Scores` after `moments`.
+    """Returns rows for second moments, and the fields of `Scores` after `noise`.
 
     Rows (n, k) are gradients, corrected for clipping by `excess` like the mean, and
     scaled to norms up to 1.
@@ -585,7 +591,7 @@ def _corrected(
         corrected = to_unit * (inner * mean[name] + (1 + ratio) * remainder)
         noise = to_unit * jnp.hypot(inner, (1 + ratio) * outer)
         noise = jnp.full_like(remainder, noise * like(stddev, noise))
-        off = jnp.hypot(error, _MODEL_ERROR * ratio) * to_unit * remainder
+        off = jnp.hypot(error, doubt * ratio) * to_unit * remainder
         off = jnp.outer(jnp.eye(len(shares), dtype=off.dtype)[block], off)
         unit = jnp.full_like(remainder, halves[name] / to_unit)
         row = (1 + ratio) * _clipped(samples[name + _OUTER], halves[name])

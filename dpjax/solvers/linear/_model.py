@@ -171,16 +171,10 @@ def dp_linear_model(
     table = checked(loss, pair, intercept, intervals, max_features)
     options: dict[str, Any] = {"intercept": intercept, "max_features": max_features}
     options |= {"max_weight": max_weight, "intervals": intervals}
-    if solution := on_sample(
-        partial(dp_linear_model, loss, execution=execution, **options),
-        (table.features, table.targets),
-        max_records,
-        key=key,
-        epsilon=epsilon,
-        delta=delta,
-        offsets=offsets,
-        weights=weights,
-    ):
+    fit = partial(dp_linear_model, loss, execution=execution, **options)
+    options = {"key": key, "epsilon": epsilon, "delta": delta}
+    options |= {"offsets": offsets, "weights": weights}
+    if solution := on_sample(fit, table[1:3], max_records, **options):
         return solution
     num_samples, num_columns = table.features.shape
     column, num_features = table.column, table.num_features

@@ -148,24 +148,37 @@ def whitening(
         noise = num_features * stddev**2 / 2
         center = _above_noise(noise, means) * means / weight
         moments = moments[:-1, :-1] - weight * jnp.outer(center, center)
-    # The entries off the diagonal, and the spread of the diagonal, shrink by the share
-    # of their energy that is not noise (James and Stein 1961).
-    diagonal = jnp.diag(moments)
-    rest = moments - jnp.diag(diagonal)
-    num_pairs = num_features * (num_features - 1) / 2
-    shrunk = _above_noise(num_pairs * stddev**2, rest)
-    mean = jnp.maximum(jnp.mean(diagonal), stddev / math.sqrt(num_features))
-    spread = diagonal - mean
-    kept_spread = _above_noise(num_features * stddev**2, spread)
-    values, vectors = jnp.linalg.eigh(
-        jnp.diag(mean + kept_spread * spread) + shrunk * rest
-    )
+    alike = jnp.ones(num_features, bool)
+    moments, mean, kept_spread, kept = shrunk(moments, stddev, alike)
+    values, vectors = jnp.linalg.eigh(moments)
     edge = math.sqrt(2 * num_features) * stddev  # of the noise's spectrum
-    left = shrunk * edge + (1 - shrunk) * kept_spread * 2 * stddev
+    left = kept * edge + (1 - kept) * kept_spread * 2 * stddev
     values = jnp.maximum(values, 0) + floors[0] * left + floors[1] * mean
     values = values + _LEAST * jnp.max(values)
     matrix = vectors / jnp.sqrt(values * unit)[None, :]
-    return Whitening(center if ones is None else center * ones, matrix, shrunk)
+    return Whitening(center if ones is None else center * ones, matrix, kept)
+
+
+def shrunk(
+    moments: jax.Array,  # (k, k), released
+    stddev: Scalar,  # of the noise on the diagonal
+    alike: jax.Array,  # (k,), which diagonal entries may be about the same
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """Returns moments (k, k), shrunk to a diagonal, a mean of it, and shares kept.
+
+    The entries off the diagonal, and the differences of the alike ones from their mean,
+    shrink by the shares of their energy that are not noise (James and Stein 1961).
+    """
+    diagonal, number = jnp.diag(moments), jnp.maximum(jnp.sum(alike), 1)
+    rest = moments - jnp.diag(diagonal)
+    num_pairs = len(moments) * (len(moments) - 1) / 2
+    kept_rest = _above_noise(num_pairs * stddev**2, rest)
+    mean = jnp.sum(diagonal, where=alike) / number
+    mean = jnp.maximum(mean, stddev / jnp.sqrt(number.astype(mean.dtype)))
+    spread = jnp.where(alike, diagonal - mean, 0.0)
+    kept_spread = _above_noise(number * stddev**2, spread)
+    diagonal = jnp.where(alike, mean + kept_spread * spread, diagonal)
+    return jnp.diag(diagonal) + kept_rest * rest, mean, kept_spread, kept_rest
 
 
 def _above_noise(noise: Scalar, x: jax.Array) -> jax.Array:

@@ -186,7 +186,7 @@ def num_above(noise_multiplier: float) -> float:
 
 
 def noisy_bound(
-    key: Key, magnitudes: jax.Array, *, noise_multiplier: float, least: float = 0.0
+    key: Key, magnitudes: jax.Array, *, noise_multiplier: float, least: Scalar = 0.0
 ) -> jax.Array:
     """Releases a bound that few of the magnitudes (n,) exceed, as a clip norm.
 
