@@ -86,10 +86,9 @@ _BEYOND = {"weights": 1.2, "intercept": 2.0}
 # The share of usual tails that is beyond a bound, of those beyond its half: in tails of
 # index 2.7, and of index 2.
 _USUAL = {"weights": 0.15, "intercept": 0.25}
-# With two classes the number is of scores with the slope of the rarer class, or a share
-# of the largest slope, because noise would hide how large the scores of its few records
-# are. The bound of the weights' scores clips about this many of them for each
-# multiplier, and at most a share of all. Other releases have this part of their shares.
+# With two classes the number is of scores with the slope of the rarer class, at least a
+# share of the largest: noise would hide how large its few are. So many of the weights'
+# are clipped for each multiplier, at most a share; other releases have less by a factor.
 _LEAST_SLOPE = 0.75
 _BEYOND_CLASSES = {"weights": 1.0, "intercept": 1.1}
 _CUT_CLASSES, _MOST_CUT_CLASSES, _LESS_CLASSES = 11.0, 0.3, 0.88
@@ -365,8 +364,9 @@ def _scores(
     samples = {name: slopes[:, None] * x for name, x in along.items()}
     if not kind.has_two_classes:
         return samples, {name: row_norms(x) for name, x in samples.items()}
+    slope_of = {"weights": largest, "intercept": kind.loss.derivative_bound}
     norms = {name: examples.weights * row_norms(x) for name, x in along.items()}
-    return samples, {name: like(largest, x) * x for name, x in norms.items()}
+    return samples, {name: like(slope_of[name], x) * x for name, x in norms.items()}
 
 
 @partial(jax.jit, static_argnums=(0, 1))
