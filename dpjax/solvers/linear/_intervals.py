@@ -88,7 +88,7 @@ _BEYOND = {"weights": 1.2, "intercept": 2.0}
 _USUAL = {"weights": 0.15, "intercept": 0.25}
 # With two classes the number is of scores with the slope of the rarer class, at least a
 # share of the largest: noise would hide how large its few are. So many of the weights'
-# are clipped for each multiplier, at most a share; other releases have less by a factor.
+# are clipped for each multiplier, at most a share. Other releases have less of theirs.
 _LEAST_SLOPE = 0.75
 _BEYOND_CLASSES = {"weights": 1.0, "intercept": 1.1}
 _CUT_CLASSES, _MOST_CUT_CLASSES, _LESS_CLASSES = 11.0, 0.3, 0.88

@@ -169,12 +169,12 @@ def shrunk(
     The entries off the diagonal, and the differences of the alike ones from their mean,
     shrink by the shares of their energy that are not noise (James and Stein 1961).
     """
-    diagonal, number = jnp.diag(moments), jnp.maximum(jnp.sum(alike), 1)
+    diagonal = jnp.diag(moments)
+    number = jnp.maximum(jnp.sum(alike, dtype=diagonal.dtype), 1)
     rest = moments - jnp.diag(diagonal)
-    num_pairs = len(moments) * (len(moments) - 1) / 2
-    kept_rest = _above_noise(num_pairs * stddev**2, rest)
+    kept_rest = _above_noise(len(moments) * (len(moments) - 1) / 2 * stddev**2, rest)
     mean = jnp.sum(diagonal, where=alike) / number
-    mean = jnp.maximum(mean, stddev / jnp.sqrt(number.astype(mean.dtype)))
+    mean = jnp.maximum(mean, stddev / jnp.sqrt(number))
     spread = jnp.where(alike, diagonal - mean, 0.0)
     kept_spread = _above_noise(number * stddev**2, spread)
     diagonal = jnp.where(alike, mean + kept_spread * spread, diagonal)
