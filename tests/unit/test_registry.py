@@ -12,10 +12,7 @@ LAYERS = {
         registry.ESTIMATORS,
         "Estimator Sensitivity AdaptiveThreshold Scaled",
     ),
-    "mechanisms": (
-        registry.MECHANISMS,
-        "BandedToeplitz BufferedToeplitz secret_key",
-    ),
+    "mechanisms": (registry.MECHANISMS, "BandedToeplitz BufferedToeplitz secret_key"),
     "transforms": (registry.TRANSFORMS, "average_params"),
     # Several parties call the last two together: tests/unit/solvers/test_multiparty.py.
     "solvers": (

@@ -17,7 +17,7 @@ from dpjax.solvers.linear import _columns, _fit
 from dpjax.solvers.linear._kind import ModelKind, Shares
 from dpjax.solvers.linear._steps import BlockClipping
 from dpjax.solvers.statistics import _noisy_quantile
-from dpjax.solvers.statistics._moments import noisy_second_moments, whitening
+from dpjax.solvers.statistics._moments import noisy_second_moments, shrunk, whitening
 
 TRUE = np.array([1.0, -2.0, 0.5, 3.0], np.float32)  # the last is the intercept
 NUM = 4_000
@@ -288,6 +288,9 @@ class TestSecondMoments:
         white = whitening(jnp.asarray(noise / 2, "float32"), 1.0)
         assert white.share_kept < 0.2
         assert jnp.all(jnp.isfinite(white.matrix))
+        noisy = jnp.asarray(np.eye(30) + noise / 9, "float32")
+        off = shrunk(noisy, 0.15, jnp.arange(30) < 29)[0] - jnp.eye(30)
+        assert jnp.linalg.norm(off) < 0.3 * np.linalg.norm(noise / 9)
 
 
 def test_blocks_are_clipped_apart_and_noise_holds_for_both():
