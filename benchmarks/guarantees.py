@@ -61,12 +61,12 @@ LAYERS: dict[str, tuple[ModuleType, str]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Statement:
-    """The claim of a public name's docstring, its source, and for which neighbours."""
+    """The claim of a public name's docstring, its source, and for which neighbors."""
 
     name: str
     claim: str
     source: str
-    neighbours: str
+    neighbors: str
 
     @property
     def is_free(self) -> bool:
@@ -88,8 +88,8 @@ def statements(package: ModuleType) -> list[Statement]:
     for name in package.__all__:
         text = inspect.getdoc(getattr(package, name)) or ""
         if claim := section(text, "Privacy") or section(text, "Sensitivity"):
-            neighbours = _neighbours(name, getattr(package, name), claim)
-            found.append(Statement(name, claim, section(text, "Reference"), neighbours))
+            neighbors = _neighbors(name, getattr(package, name), claim)
+            found.append(Statement(name, claim, section(text, "Reference"), neighbors))
     return found
 
 
@@ -102,7 +102,7 @@ def section(documentation: str, heading: str) -> str:
     return textwrap.dedent(block[1]).strip() if block else ""
 
 
-def _neighbours(name: str, value: Any, claim: str) -> str:
+def _neighbors(name: str, value: Any, claim: str) -> str:
     of_estimator = getattr(value, "sensitivity", value)
     parameters = inspect.signature(of_estimator).parameters
     if "relation" in parameters:
@@ -113,7 +113,7 @@ def _neighbours(name: str, value: Any, claim: str) -> str:
         return "those of the sensitivity"
     if "parties" in claim or claim.startswith(_POST_PROCESSING):
         return ""
-    raise ValueError(f"{name} does not say for which neighbours its claim holds.")
+    raise ValueError(f"{name} does not say for which neighbors its claim holds.")
 
 
 def audited(names: Sequence[str], case_names: Sequence[str]) -> dict[str, list[str]]:
@@ -193,8 +193,8 @@ def _table(claims, cases_of, record) -> str:
         if best:
             bound, claim = rounded_down(best.epsilon, 3), rounded_up(best.claim, 3)
             shown = f"ε ≥ {bound} of {claim}"
-        rows.append([f"`{one.name}`", one.neighbours, _cell(one.summary), shown])
-    return table(["release", "neighbours", "claim", "best attack"], rows)
+        rows.append([f"`{one.name}`", one.neighbors, _cell(one.summary), shown])
+    return table(["release", "neighbors", "claim", "best attack"], rows)
 
 
 def _details(claims: Sequence[Statement]) -> str:
@@ -229,7 +229,7 @@ def _results(record: Mapping[str, Finding]) -> str:
         cells = [rounded_up(one.claim, 4), rounded_up(one.delta, 6)]
         cells += [rounded_down(one.epsilon, 4), share, f"{one.num_releases:,}"]
         rows.append([f"`{name}`", one.relation.lower().replace("_", "-"), *cells])
-    header = ["case", "neighbours", "claimed ε", "δ", "proved ε ≥", "share", "releases"]
+    header = ["case", "neighbors", "claimed ε", "δ", "proved ε ≥", "share", "releases"]
     return table(header, rows)
 
 

@@ -88,11 +88,11 @@ def test_every_public_release_is_stated_on_the_page():
     assert dpjax.dp_sgd is transforms.dp_sgd  # what the top level repeats
 
 
-def test_every_claim_has_neighbours_and_a_source():
+def test_every_claim_has_neighbors_and_a_source():
     for package in LAYERS:
         for one in guarantees.statements(package):
             if not one.is_free:
-                assert one.neighbours or package is parties, one.name
+                assert one.neighbors or package is parties, one.name
                 assert one.source, f"{one.name} needs a Reference"
                 assert len(one.summary) < 250, one.summary
 

@@ -85,7 +85,7 @@ def test_a_record_moves_releases_by_their_sensitivity(releases, num_columns, wei
     assert (largest > nearly).all(), "the cases come near what is allowed"
 
 
-def test_neighbours_are_told_apart_by_no_more_than_the_price(releases):
+def test_neighbors_are_told_apart_by_no_more_than_the_price(releases):
     """The best attack on all that is released: the log likelihood ratio."""
     releases.noisy = releases.draw
     table, rows = neighbors(30)

@@ -256,7 +256,7 @@ def search(is_printed, seed, num_cases, num_climbs):
         for case in itertools.product(range(4), range(3), range(4), (False, True))
     ],
 )
-def test_exact_losses_of_chosen_neighbours(loss, strength, angle, is_printed):
+def test_exact_losses_of_chosen_neighbors(loss, strength, angle, is_printed):
     loss, strength = LOSSES[loss], (0.0, 1.0, 1000.0)[strength]
     angle = ANGLES[angle]
     records = np.array([direction(0.2), direction(0.2 + angle)])

@@ -136,7 +136,7 @@ def test_the_diameter_of_a_polytope_far_from_zero(scale, d):
         (Polytope(jnp.array([[9e29] * 3, [8e29] * 3])), [2e8] * 3, [1.9e8] * 3),
     ],
 )
-def test_scores_that_would_overflow_are_in_for_both_neighbours(
+def test_scores_that_would_overflow_are_in_for_both_neighbors(
     constraint, gradient, other
 ):
     pair = [scores_of(constraint, jnp.array(g)) for g in (gradient, other)]

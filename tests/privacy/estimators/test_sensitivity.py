@@ -99,7 +99,7 @@ def attack(estimator, n, d):
 @pytest.mark.quick(5)
 @pytest.mark.parametrize("d", [1, 3])
 @pytest.mark.parametrize("estimator", ROBUST, ids=name_of)
-def test_extreme_neighbours_stay_within_the_stated_sensitivity(estimator, d):
+def test_extreme_neighbors_stay_within_the_stated_sensitivity(estimator, d):
     for n in [1, 3, 7, 64, 65, 129, 1000] if d == 3 else [1, 65]:
         if n < getattr(estimator, "num_groups", 1):
             continue

@@ -62,7 +62,7 @@ def fuzz_of_size(bound, seed):
 
 
 @pytest.mark.parametrize("bound", BOUNDS)
-def test_smooth_and_sensitive_for_every_neighbour(bound):
+def test_smooth_and_sensitive_for_every_neighbor(bound):
     greatest = [fuzz_of_size(bound, seed) for seed in range(len(SIZES))]
     smoothness, sensitivity, printed = np.max(greatest, axis=0)
     # The fuzz comes close to either: neither could be claimed to be smaller.

@@ -199,7 +199,7 @@ def test_places_of_persons_that_others_move(commands, monkeypatch):  # noqa: F81
 
 
 @pytest.mark.parametrize("fault", ["bytes", "quotes", "rows"])
-def test_a_file_in_which_a_cell_takes_its_neighbours(commands, monkeypatch, fault):  # noqa: F811
+def test_a_file_in_which_a_cell_takes_its_neighbors(commands, monkeypatch, fault):  # noqa: F811
     lines, name = test_commands.plain(), "linear model"
     if fault == "rows":  # as most readers have it, a sheet has no blank rows
         rows = _csv._rows

@@ -38,7 +38,7 @@ def test_the_logarithm_is_as_good_as_the_proof_needs():
 @pytest.mark.parametrize(
     ("num_samples", "order"), [(1, 2.0), (130, 1.5), (130, 1.1), (100_000, 2.0)]
 )
-def test_neighbours_move_scores_by_one_at_most(num_samples, order):
+def test_neighbors_move_scores_by_one_at_most(num_samples, order):
     # All records fit, none does, some do; one is replaced by anything. The claim holds
     # for the computed numbers without any tolerance.
     features, targets, candidates = problem(num_samples)

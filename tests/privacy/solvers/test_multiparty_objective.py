@@ -62,7 +62,7 @@ def unit_rows(features, labels):
 
 
 @pytest.mark.parametrize("max_colluding", [0, 2])
-def test_released_is_the_minimiser_for_the_noise_that_was_drawn(max_colluding):
+def test_released_is_the_minimizer_for_the_noise_that_was_drawn(max_colluding):
     solutions, _ = solve(DATA, known=True, max_colluding=max_colluding)
     stats = solutions[0].stats
     share = stats["stddev"] / np.sqrt(3 - max_colluding)
@@ -94,7 +94,7 @@ def test_the_noise_is_that_of_one_party_with_all_records():
 
 
 @pytest.mark.parametrize("max_colluding", [0, 1])
-def test_the_minimiser_carries_the_noise_that_was_calibrated(max_colluding):
+def test_the_minimizer_carries_the_noise_that_was_calibrated(max_colluding):
     # Without features it is -eta / (N Lambda).
     data = [(np.zeros((50, 600)), np.ones(50))] * 2
     solution = solve(data, max_colluding=max_colluding)[0][0]

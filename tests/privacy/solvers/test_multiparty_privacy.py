@@ -46,7 +46,7 @@ def pooled(first, second):
     return tuple(np.concatenate(pair) for pair in zip(first, second, strict=True))
 
 
-def test_the_papers_transcript_tells_neighbours_apart():
+def test_the_papers_transcript_tells_neighbors_apart():
     # One noise vector for all rounds, as large as one likes.
     first, seconds = neighbours()
     candidates = [pooled(first, second) for second in seconds]
@@ -63,7 +63,7 @@ def test_the_papers_transcript_tells_neighbours_apart():
         assert attack(sums, iterates, candidates) == truth
 
 
-def test_our_transcript_does_not_tell_neighbours_apart():
+def test_our_transcript_does_not_tell_neighbors_apart():
     first, seconds = neighbours()
     candidates = [pooled(first, second) for second in seconds]
     epsilon, num_trials, right = 0.2, 40, 0

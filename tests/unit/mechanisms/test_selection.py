@@ -85,7 +85,7 @@ def test_choices_in_chunks_have_the_same_law(name, key):
 
 
 @each
-def test_epsilon_on_worst_neighbours(name):
+def test_epsilon_on_worst_neighbors(name):
     # All corner changes of range 2, shifted as a whole too: only the range counts.
     _, law = MECHANISMS[name]
     worst = 0.0

@@ -119,7 +119,7 @@ def test_groups_have_records_of_their_own():
     np.testing.assert_allclose(one, other, atol=0.05)
 
 
-def test_one_pass_finds_the_optimum_around_another_centre_and_with_pure_epsilon():
+def test_one_pass_finds_the_optimum_around_another_center_and_with_pure_epsilon():
     np.testing.assert_allclose(pass_once().params, [1, -1], atol=0.15)
     around = pass_once(params=jnp.array([1.0, -1.0]), diameter=0.5, moment_bound=1.0)
     np.testing.assert_allclose(around.params, [1, -1], atol=0.02)

@@ -69,7 +69,7 @@ def check_neighbours(scores_of, bases, values, positions):
 
 
 @pytest.mark.parametrize("num_samples", [1, 2, 3000])
-def test_neighbours_move_scores_by_one_and_their_gaps_by_two(num_samples):
+def test_neighbors_move_scores_by_one_and_their_gaps_by_two(num_samples):
     rng = np.random.default_rng(0)
     low = np.where(np.arange(num_samples) < num_samples // 2, 0.5, 2.5)
     bases = [rng.uniform(-1, 4, num_samples), low, np.full(num_samples, 1.5)]
@@ -79,7 +79,7 @@ def test_neighbours_move_scores_by_one_and_their_gaps_by_two(num_samples):
     assert is_attained or num_samples < 50
 
 
-def test_the_law_that_is_drawn_and_that_of_neighbours(key):
+def test_the_law_that_is_drawn_and_that_of_neighbors(key):
     samples, epsilon, num_draws = from_counts((9, 6, 6)), 0.7, 100_000
 
     def draw(key):
@@ -161,7 +161,7 @@ def test_scores_of_widths_are_those_of_their_definition():
         np.testing.assert_array_equal(scores, expected)
 
 
-def test_neighbours_move_scores_of_widths_by_one_and_their_gaps_by_two():
+def test_neighbors_move_scores_of_widths_by_one_and_their_gaps_by_two():
     normal = 10 * np.random.default_rng(0).normal(size=60)
     bases = [normal, np.repeat([-5.0, 5.0], 30), np.zeros(60)]
     values = [*WILD, 0.0, 1.0, -1.0, 20.0, -20.0]
@@ -171,7 +171,7 @@ def test_neighbours_move_scores_of_widths_by_one_and_their_gaps_by_two():
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("quantiles", [(0.5,), (0.2, 0.6), SEVERAL])
-def test_neighbours_move_all_choices_of_several_by_their_price(
+def test_neighbors_move_all_choices_of_several_by_their_price(
     quantiles, dtype, monkeypatch
 ):
     """The worst log likelihood ratios of choices, for any common earlier outcomes."""
