@@ -149,14 +149,14 @@ def whitening(
         center = _above_noise(noise, means) * means / weight
         moments = moments[:-1, :-1] - weight * jnp.outer(center, center)
     alike = jnp.ones(num_features, bool)
-    moments, mean, kept_spread, kept = shrunk(moments, stddev, alike)
+    moments, mean, kept_spread, share = shrunk(moments, stddev, alike)
     values, vectors = jnp.linalg.eigh(moments)
     edge = math.sqrt(2 * num_features) * stddev  # of the noise's spectrum
-    left = kept * edge + (1 - kept) * kept_spread * 2 * stddev
+    left = share * edge + (1 - share) * kept_spread * 2 * stddev
     values = jnp.maximum(values, 0) + floors[0] * left + floors[1] * mean
     values = values + _LEAST * jnp.max(values)
     matrix = vectors / jnp.sqrt(values * unit)[None, :]
-    return Whitening(center if ones is None else center * ones, matrix, kept)
+    return Whitening(center if ones is None else center * ones, matrix, share)
 
 
 def shrunk(
@@ -164,7 +164,7 @@ def shrunk(
     stddev: Scalar,  # of the noise on the diagonal
     alike: jax.Array,  # (k,), which diagonal entries may be about the same
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """Returns moments (k, k), shrunk to a diagonal, a mean of it, and shares kept.
+    """Returns moments (k, k), shrunk to a diagonal, a mean of it, and two shares.
 
     The entries off the diagonal, and the differences of the alike ones from their mean,
     shrink by the shares of their energy that are not noise (James and Stein 1961).
