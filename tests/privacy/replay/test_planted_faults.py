@@ -91,15 +91,15 @@ def test_too_little_noise_of_scores_of_users(hooks, monkeypatch):
         rows = np.zeros((24, 2), np.float32)
         rows[:3, axis], rows[3:, 0] = 0.999, 0.1
         norms = {"weights": np.linalg.norm(rows, axis=1)}
-        keys = jax.random.key(0), jax.random.key(1)
-        args = {"weights": rows}, norms, *keys, multipliers
+        keys = [jax.random.key(0), jax.random.key(1)]
+        args = {"weights": rows}, norms, 0.5, keys, multipliers
         return _intervals.released_scores(kind, *args)
 
     hooks.compare(release, 0, [1], price)
     moments = _intervals.noisy_second_moments
 
-    def quieter(*args, noise_multiplier, **options):
-        return moments(*args, noise_multiplier=noise_multiplier / 2, **options)
+    def quieter(key, rows, radius, multiplier, axis_name):
+        return moments(key, rows, radius, multiplier / 2, axis_name)
 
     monkeypatch.setattr(_intervals, "noisy_second_moments", quieter)
     with pytest.raises(AssertionError, match="moves"):
