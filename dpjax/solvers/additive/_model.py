@@ -160,9 +160,9 @@ def dp_additive_model(
     options: dict[str, Any] = {"smooth": smooth, "intercept": intercept}
     options |= {"max_weight": max_weight, "intervals": intervals}
     fit = partial(dp_additive_model, loss, execution=execution, **options)
-    options = {"key": key, "epsilon": epsilon, "delta": delta}
-    options |= {"offsets": offsets, "weights": weights}
-    if solution := on_sample(fit, table[1:3], max_records, **options):
+    pair, call = table[1:3], {"key": key, "epsilon": epsilon, "delta": delta}
+    call |= {"offsets": offsets, "weights": weights}
+    if solution := on_sample(fit, pair, max_records, **call):
         return solution
     rows = num_samples, user_size, unit
     total, privacy = noise_of(epsilon, delta, noise_multiplier, rows)

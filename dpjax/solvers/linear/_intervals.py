@@ -86,11 +86,11 @@ _BEYOND = {"weights": 1.2, "intercept": 2.0}
 # The share of usual tails that is beyond a bound, of those beyond its half: in tails of
 # index 2.7, and of index 2.
 _USUAL = {"weights": 0.15, "intercept": 0.25}
-# With two classes the number is of scores with the slope of the rarer class, at least a
-# share of the largest: noise would hide how large its few are. So many of the weights'
-# are clipped for each multiplier, at most a share. Other releases have less of theirs.
-_LEAST_SLOPE = 0.75
-_BEYOND_CLASSES = {"weights": 1.0, "intercept": 1.1}
+# With two classes these are scores that all records would have with the slope of the
+# rarer one, or this share of the largest slope: noise hides how large its few are.
+_LEAST_SLOPE, _BEYOND_CLASSES = 0.75, {"weights": 1.0, "intercept": 1.1}
+# Of the rarer class this many are clipped for a unit of the noise multiplier, of all at
+# most a share. The last number is a factor of the budget shares of other releases.
 _CUT_CLASSES, _MOST_CUT_CLASSES, _LESS_CLASSES = 11.0, 0.3, 0.88
 # The bound of the weights' scores clips at least this many records: the smaller of a
 # share, and a number for each multiplier and root of n. Clipping more makes less noise,

@@ -172,9 +172,9 @@ def dp_linear_model(
     options: dict[str, Any] = {"intercept": intercept, "max_features": max_features}
     options |= {"max_weight": max_weight, "intervals": intervals}
     fit = partial(dp_linear_model, loss, execution=execution, **options)
-    options = {"key": key, "epsilon": epsilon, "delta": delta}
-    options |= {"offsets": offsets, "weights": weights}
-    if solution := on_sample(fit, table[1:3], max_records, **options):
+    pair, call = table[1:3], {"key": key, "epsilon": epsilon, "delta": delta}
+    call |= {"offsets": offsets, "weights": weights}
+    if solution := on_sample(fit, pair, max_records, **call):
         return solution
     num_samples, num_columns = table.features.shape
     column, num_features = table.column, table.num_features

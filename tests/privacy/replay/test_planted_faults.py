@@ -91,9 +91,8 @@ def test_too_little_noise_of_scores_of_users(hooks, monkeypatch):
         rows = np.zeros((24, 2), np.float32)
         rows[:3, axis], rows[3:, 0] = 0.999, 0.1
         norms = {"weights": np.linalg.norm(rows, axis=1)}
-        keys = [jax.random.key(0), jax.random.key(1)]
-        args = {"weights": rows}, norms, 0.5, keys, multipliers
-        return _intervals.released_scores(kind, *args)
+        args = {"weights": rows}, norms, 0.5, list(jax.random.split(jax.random.key(0)))
+        return _intervals.released_scores(kind, *args, multipliers)
 
     hooks.compare(release, 0, [1], price)
     moments = _intervals.noisy_second_moments

@@ -165,6 +165,7 @@ OPTIONS = {
     "offsets": linear(losses.huber(1.0), offsets=True),
     "intervals": linear(intercept=0, intervals=True),
     "intervals, labels": linear("logistic", weights=True, intervals=True),
+    "intervals, rare labels": linear("logistic", intercept=0, intervals=True),
     "intervals, exposures": linear(
         losses.poisson(10.0), **EXPOSED, weights=True, intervals=True
     ),
