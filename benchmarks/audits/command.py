@@ -13,7 +13,7 @@ from benchmarks.audits.catalogue import cases
 from dpjax import _files, _validate
 from dpjax._rounding import as_decimal, rounded_down, rounded_up
 from dpjax.accounting import gaussian_stddev
-from dpjax.audit._lower_bound import Audit
+from dpjax.audit._lower_bound import Audit, clopper_pearson
 
 # Of Okabe and Ito (2008); the lines differ in their dashes and marks too.
 _CLAIM, _ATTACKS, _CHOSEN = "#000000", "#0072B2", "#D55E00"
@@ -105,8 +105,8 @@ def _failure(found: Audit) -> str:
 def _points(axes, found: Audit, counts: np.ndarray, color, marker, label) -> None:
     bars = []
     for count in (counts[:, 0], found.num_tested - counts[:, 1]):
-        rate = count / found.num_tested
-        low, high = found.rate_bounds(count)
+        rate, fails = count / found.num_tested, (1 - found.confidence) / 2
+        low, high = clopper_pearson(count, found.num_tested, fails)
         bars.append((rate, np.stack([rate - low, high - rate])))
     (x, x_bars), (y, y_bars) = bars
     look = {"color": color, "marker": marker, "markersize": 4, "linestyle": "none"}

@@ -76,14 +76,6 @@ class Audit:
     true_positives: int
     roc: np.ndarray = dataclasses.field(repr=False, compare=False)
 
-    def rate_bounds(self, counts: np.ndarray | int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the ends of confidence intervals of rates, from counts of positives.
-
-        Each end fails with probability (1 - confidence) / 2.
-        """
-        significance = (1 - self.confidence) / 2
-        return clopper_pearson(np.asarray(counts), self.num_tested, significance)
-
 
 def epsilon_lower_bound(
     release: Release,

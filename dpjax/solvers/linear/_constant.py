@@ -112,7 +112,9 @@ def _constant(
         end = math.inf if kind.has_exposures else 1.0  # large for small exposures
         if kind.has_labels:
             end = jnp.maximum(1 - _FROM_ENDS * stddevs[0] / unit, 0.0)
-        mean = jnp.clip(noisy[0] / unit, -end, end) * like(size, noisy)
+        # A mean of counts or amounts is above zero, as a share of a class is.
+        low = _FROM_ENDS * stddevs[0] / unit if is_alone else -end
+        mean = jnp.clip(noisy[0] / unit, low, end) * like(size, noisy)
     return kind.loss.constant_prediction(mean), jnp.clip(total, 0.0, 1.0)
 
 

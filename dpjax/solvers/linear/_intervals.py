@@ -540,7 +540,8 @@ def released_scores(
     multiplier, axis_name = multipliers["score_moments"], kind.axis_name
     radius: Scalar = 1.0
     if kind.user_size > 1:
-        rows, axis_name = gathered(_means_of_users(kind.user_size, rows)), None
+        users = rows.reshape(-1, kind.user_size, rows.shape[1])
+        rows, axis_name = gathered(jnp.mean(users, axis=1)), None
         multiplier /= kind.user_size  # if a user is replaced
         bound_key, moments_key = _keys.split(moments_key)
         lengths = multiplier / math.sqrt(_USER_LENGTHS)
@@ -550,12 +551,6 @@ def released_scores(
     release = rows, radius, multiplier, axis_name
     moments, noise = noisy_second_moments(moments_key, *release)
     return Scores(moments, noise, *of_mean)
-
-
-@partial(jax.jit, static_argnums=0)
-def _means_of_users(size: int, rows: jax.Array) -> jax.Array:
-    """Returns the mean of each `size` consecutive rows (n, k), shape (n / size, k)."""
-    return jnp.mean(rows.reshape(-1, size, rows.shape[1]), axis=1)
 
 
 @jax.jit

@@ -13,7 +13,7 @@ from jax.tree_util import Partial
 
 from dpjax import _validate
 from dpjax._sharding import check_key_of_rows
-from dpjax._tree import Static, arrays, num_coordinates
+from dpjax._tree import Static, arrays, flatten, num_coordinates
 from dpjax._types import Key, LossFn, PyTree, RandomBytes, Scalar
 from dpjax.accounting import PrivacyGuarantee, Sampling, gaussian_stddev
 from dpjax.accounting._discrete_gaussian import discrete_gaussian_stddev
@@ -457,7 +457,7 @@ def _descend(
     """
     secure_sum, noise, num_records = parties
     num_mine = num_records[secure_sum.transport.party]
-    shapes = jax.eval_shape(mean_fn, params)
+    start, restored = flatten(params, "params")
     state = method.optimizer(step_size).init(params)
     for step in range(1, num_steps + 1):
 
@@ -467,7 +467,7 @@ def _descend(
 
         total = noise.grid.to_reals(secure_sum(contribution, noise.num_params))
         divisor = sum(num_records[k] for k in secure_sum.live)
-        mean = _to_tree(total / divisor, shapes)
+        mean = restored(jnp.asarray(total / divisor, start.dtype))
         params, state = _move(method, params, state, mean, step_size)
         is_due = step % execution.callback_every == 0 or step == num_steps
         if execution.callback is not None and is_due:
@@ -538,11 +538,3 @@ class _Noise(NamedTuple):
 def _to_vector(tree: PyTree) -> np.ndarray:
     leaves = [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(tree)]
     return np.concatenate([leaf.reshape(-1) for leaf in leaves])
-
-
-def _to_tree(vector: np.ndarray, shapes: PyTree) -> PyTree:
-    leaves, structure = jax.tree.flatten(shapes)
-    parts = np.split(vector, np.cumsum([leaf.size for leaf in leaves])[:-1])
-    pairs = zip(parts, leaves, strict=True)
-    arrays = [jnp.asarray(part.reshape(x.shape), x.dtype) for part, x in pairs]
-    return jax.tree.unflatten(structure, arrays)

@@ -24,9 +24,12 @@ from dpjax.mechanisms._additive import gaussian_of_padded, padded
 _FIRST, _LAST = -20, 43
 _NUM_BINS = _LAST - _FIRST + 1
 MOST_RECORDS = 2**24  # integers up to here are exact in float32
-# A bin is known to hold records if its count exceeds this, in stddevs of its noise: an
-# empty bin does so once in 50,000 runs. Next to such bins the second number is enough.
-_SIGNIFICANT, _LIKELY = 5.0, 2.5
+# A bin is known to hold records if its count exceeds the first of these in stddevs of
+# its noise: an empty bin does so once in 50,000 runs. Next to such bins the second is
+# enough. If the number of records tells that some are above all such bins, they are in
+# the bin, or the two or four neighboring bins, whose sum exceeds its noise most, if by
+# the third: sums of empty bins do so in one of 160 runs.
+_SIGNIFICANT, _LIKELY, _VISIBLE = 5.0, 2.5, 4.0
 _HIDDEN = 2.0  # stddevs by which a bin may exceed its noisy count
 _LEAST_INDEX = 1.5  # of a Pareto tail, so that its mean is finite
 
@@ -56,7 +59,8 @@ def noisy_quantile(
     It serves as clip norm or scale. Records are counted in bins of a factor of two; NaN
     counts as zero. Noisy counts are added from the highest significant bin down until
     they reach `num_above` plus the share, and the number is interpolated within that
-    bin. It is 1 if no bin is significant, as for standardized data.
+    bin. It is 1 if no bin is significant, as for standardized data, but about 1e-6 if
+    nearly all records are zeros.
 
     Privacy:
         A Gaussian mechanism of the noise multiplier under replace-one: replacing a
@@ -102,7 +106,8 @@ def noisy_size_histogram(
     # Of three programs, the long one for noise is compiled once for all n.
     counts, stddevs = _counts(magnitudes, noise_multiplier)
     noisy = gaussian_of_padded(key, counts, stddevs)
-    return SizeHistogram.of(noisy, stddevs, num_skipped)
+    num_samples = jnp.float32(min(magnitudes.size, MOST_RECORDS))
+    return SizeHistogram.of(noisy, stddevs, num_samples, num_skipped)
 
 
 class SizeHistogram(NamedTuple):
@@ -110,21 +115,31 @@ class SizeHistogram(NamedTuple):
 
     noisy: jax.Array  # counts with noise, in ascending order of bins
     stddev: jax.Array  # of the noise
-    top: jax.Array  # the highest bin that is known to hold records, -1 if none
+    top: jax.Array  # the highest bin that is known to hold records, -1 if unknown
     above: jax.Array  # noisy number of records from a bin up to the top
 
     @classmethod
-    @partial(jax.jit, static_argnums=(0, 3))
+    @partial(jax.jit, static_argnums=(0, 4))
     def of(
-        cls, noisy: jax.Array, stddevs: jax.Array, num_skipped: int
+        cls, noisy: jax.Array, stddevs: jax.Array, num_samples: Scalar, num_skipped: int
     ) -> "SizeHistogram":
         """Returns a histogram from released counts and the stddevs of their noise."""
-        # Both are padded, as from `_counts`. It passes over num_skipped bins that seem
-        # empty before it ends: see `noisy_size_histogram`.
+        # Both are padded, as from `_counts`.
         noisy, stddev = noisy[:_NUM_BINS], stddevs[0]
         index = jnp.arange(noisy.size, dtype="int32")
         stands_out = noisy > _SIGNIFICANT * stddev
         top = jnp.max(jnp.where(stands_out, index, -1))
+        # The number of records is public, so the counts up to the top tell how many are
+        # above it. The first bin holds zeros, from which no size follows.
+        num_above = num_samples - jnp.sum(jnp.where(index <= top, noisy, 0.0))
+        is_hidden = num_above > _LIKELY * stddev * jnp.sqrt(jnp.float32(top + 1))
+        others = jnp.where((index > top) & (index > 0), noisy, 0.0)
+        two = others.at[1:].add(others[:-1])  # neighboring bins, and four of them
+        sums = jnp.stack([others, two / 2**0.5, two.at[2:].add(two[:-2]) / 2])
+        place = jnp.where(top < 1, -1, top)
+        is_seen = jnp.max(sums) > _VISIBLE * stddev
+        place = jnp.where(is_seen, jnp.argmax(jnp.max(sums, axis=0)), place)
+        top = jnp.where(is_hidden, place, top)
         likely = (index <= top) | (noisy > _LIKELY * stddev)
         for _ in range(num_skipped):
             likely = likely | jnp.append(likely[1:], False)

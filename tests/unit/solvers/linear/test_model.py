@@ -215,6 +215,13 @@ class TestNoisyQuantile:
         assert self.released(sizes, 10.0) <= 2
         assert self.released(np.ones(10), 1e6, num_above=1) == 1.0
 
+    @pytest.mark.parametrize(("unit", "spike"), [(1e-2, 0.0), (1e6, 0.0), (1e5, 1e-5)])
+    def test_many_zeros_do_not_hide_numbers_in_several_bins(self, unit, spike):
+        # No bin has 5 stddevs of noise, 283, but all have 800 together, of 3,000.
+        sizes = [spike, *unit * np.array([1.5, 3, 6, 12])]
+        sizes = np.repeat(sizes, [2_200, 200, 200, 200, 200])
+        assert unit < self.released(sizes, 40.0, share_above=0.2) < 14 * unit
+
     @pytest.mark.parametrize("value", [0.0, math.nan, math.inf, -math.inf, 1e-30])
     def test_any_number_is_in_a_bin(self, value):
         assert 0 < self.released(np.full(10_000, value), 1.0) < 1e14
