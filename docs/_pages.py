@@ -8,6 +8,8 @@ import re
 import shutil
 from pathlib import Path
 
+from sphinx.pycode import ModuleAnalyzer
+
 import dpjax
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -58,6 +60,9 @@ def write_api(folder):
                 kind, end = "class", options
             elif callable(value) and hasattr(value, "__name__"):
                 kind, end = "function", ""
+            if kind == "data":  # the docstring of a constant is a comment
+                module = ModuleAnalyzer.for_module("dpjax._types")
+                end += "\n   " + " ".join(module.find_attr_docs().get(("", name), []))
             text = f":orphan:\n\n{name}\n{'=' * len(name)}\n\n"
             text += f"In :doc:`{title} <../{title}>`.\n\n.. currentmodule:: {title}\n\n"
             if owner == title:

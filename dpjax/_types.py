@@ -17,8 +17,9 @@ PeelingNoise = Literal["gumbel", "laplace"]  # of `mechanisms.peeling`
 Unit = Literal["record", "user"]  # neighboring data sets differ in one of these
 SelectionName = Literal["exponential", "permute_and_flip"]  # in dpjax.mechanisms
 
-# Under REPLACE_ONE, neighboring data sets have the same public size n and differ in one
-# record. All guarantees of dpjax are for this relation unless they say otherwise.
+#: Neighboring data sets have the same public size n and differ in one record. All
+#: guarantees of dpjax are for this relation unless they say otherwise.
 REPLACE_ONE = NeighboringRelation.REPLACE_ONE
+#: One of two neighboring data sets has one record more; their sizes are not public.
 ADD_OR_REMOVE_ONE = NeighboringRelation.ADD_OR_REMOVE_ONE
 REPLACE_SPECIAL = NeighboringRelation.REPLACE_SPECIAL

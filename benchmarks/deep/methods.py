@@ -293,17 +293,20 @@ def grid_losses(task: Task, bar: Recipe, epsilon: float, key: jax.Array):
     return found
 
 
-# -- Methods with nothing to set -------------------------------------------------------
+# -- Methods with nothing to set, and one with the kind of the loss --------------------
 
+CLASSES = _adaptive_clipping(0.9)  # follows this quantile of the norms in all steps
 UNTUNED = {
     "private_training": "PrivateTraining, nothing set",
+    "classes": "PrivateTraining, the 0.9 quantile",
     "last_layer": "dp_linear_model as the last layer, nothing set",
 }
 
 
 def measured(task, method, epsilon, keys) -> dict[str, np.ndarray]:
     """Returns test losses, and of classes accuracies, of shape (keys,)."""
-    train = _trained if method == "private_training" else _last_layer
+    how = {} if method == "private_training" else {"estimator": CLASSES}
+    train = _last_layer if method == "last_layer" else partial(_trained, **how)
     found = train(task, {"epsilon": epsilon, "delta": task.delta}, keys)
     measures = {"loss": task.test_loss, "accuracy": task.accuracy}
     if task.loss == "squared":
@@ -314,8 +317,10 @@ def measured(task, method, epsilon, keys) -> dict[str, np.ndarray]:
     }
 
 
-def _trained(task, budget, keys):
-    options = budget | {"num_samples": task.num_samples, "relation": task.relation}
+def _trained(task, budget, keys, **how):
+    options = (
+        budget | how | {"num_samples": task.num_samples, "relation": task.relation}
+    )
     run = PrivateTraining(task.loss_fn, **options)
 
     @jax.jit
