@@ -318,10 +318,8 @@ def measured(task, method, epsilon, keys) -> dict[str, np.ndarray]:
 
 
 def _trained(task, budget, keys, **how):
-    options = (
-        budget | how | {"num_samples": task.num_samples, "relation": task.relation}
-    )
-    run = PrivateTraining(task.loss_fn, **options)
+    how |= budget | {"num_samples": task.num_samples, "relation": task.relation}
+    run = PrivateTraining(task.loss_fn, **how)
 
     @jax.jit
     def train(key, data):

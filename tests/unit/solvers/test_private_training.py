@@ -257,11 +257,6 @@ def test_the_first_rows_of_correlated_noise_cost_no_more_than_is_stated(noise):
         assert (1 - 1e-6) * exact <= stated[step]
 
 
-def test_a_run_is_shown_by_what_it_costs():
-    shown = "<PrivateTraining: 5 steps, Full(), epsilon = 4, delta = 1e-05>"
-    assert repr(training(batching=Full())) == shown
-
-
 test_steps_that_are_refused = refused(
     lambda step: training().privacy_after(step),
     *((step, "step must be an integer from 0 to 5") for step in (-1, 6, 2.0, True)),
@@ -273,6 +268,8 @@ def test_noise_that_follows_the_data_has_no_public_norm():
     run = training(estimator=TRIMMED, batching=Full(), monitor=0.1)
     with pytest.raises(ValueError, match="estimator must be one whose noise has"):
         run.relative_noise(D)
+    shown = "<PrivateTraining: 5 steps, Full(), epsilon = 4, delta = 1e-05>"
+    assert repr(run) == shown
     scheme = accounting.Sampling(num_steps=T, noise=TRIMMED.noise)
     assert run.noise_multiplier == accounting.noise_multiplier(*BUDGET.values(), scheme)
     names = "gradient_norm loss loss_bound loss_stddev step"
