@@ -217,3 +217,8 @@ def short(x: float) -> str:
     if abs(x) >= LARGEST_EXCESS / 100:
         return "not finite"
     return f"{x:.0e}".replace("e+", "e") if abs(x) >= 1e5 else number(x)
+
+
+def shown(found: Summary | None) -> str:
+    """Returns a mean and its standard error with three digits."""
+    return "" if found is None else f"{short(found.mean)} ± {short(found.error)}"

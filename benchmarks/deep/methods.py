@@ -295,7 +295,6 @@ def grid_losses(task: Task, bar: Recipe, epsilon: float, key: jax.Array):
 
 # -- Methods with nothing to set, and one with the kind of the loss --------------------
 
-CLASSES = _adaptive_clipping(0.9)  # follows this quantile of the norms in all steps
 UNTUNED = {
     "private_training": "PrivateTraining, nothing set",
     "classes": "PrivateTraining, the 0.9 quantile",
@@ -305,7 +304,7 @@ UNTUNED = {
 
 def measured(task, method, epsilon, keys) -> dict[str, np.ndarray]:
     """Returns test losses, and of classes accuracies, of shape (keys,)."""
-    how = {} if method == "private_training" else {"estimator": CLASSES}
+    how = {} if method == "private_training" else {"estimator": _adaptive_clipping(0.9)}
     train = _last_layer if method == "last_layer" else partial(_trained, **how)
     found = train(task, {"epsilon": epsilon, "delta": task.delta}, keys)
     measures = {"loss": task.test_loss, "accuracy": task.accuracy}

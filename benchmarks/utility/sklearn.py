@@ -6,7 +6,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from benchmarks.comparison import short, summary, wins
+from benchmarks.comparison import shown, summary, wins
 from benchmarks.page import machines, number, source, table
 from benchmarks.record import RESULTS, Row, read
 from benchmarks.utility import methods
@@ -46,7 +46,9 @@ def parts(path: Path = PATH) -> dict[str, str]:
         facts = content.facts[name]
         found = [content.rows.get((name, method, 1.0)) for method in METHODS]
         zero = number(facts["zero_excess"])
-        rows.append([facts["title"], *map(_said, found), zero, _verdict(*found)])
+        rows.append(
+            [facts["title"], *map(shown, map(summary, found)), zero, _verdict(*found)]
+        )
     titles = (method.title for method in METHODS.values())
     header = ["data", *titles, "zero weights", "dpjax is better"]
     return {
@@ -54,11 +56,6 @@ def parts(path: Path = PATH) -> dict[str, str]:
         "sklearn": table(header, rows),
         "sklearn_machines": machines(content),
     }
-
-
-def _said(row: Row | None) -> str:
-    found = summary(row)
-    return "" if found is None else f"{short(found.mean)} ± {short(found.error)}"
 
 
 def _verdict(ours: Row | None, *rivals: Row | None) -> str:

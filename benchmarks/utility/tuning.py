@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.comparison import Numbers, Summary, short, wins
+from benchmarks.comparison import Numbers, shown, wins
 from benchmarks.page import listed, machines, number, source, table
 from benchmarks.record import RESULTS, Record, read
 from benchmarks.utility import hindsight, methods
@@ -125,7 +125,7 @@ def parts(path: Path = PATH) -> dict[str, Any]:
     rows, won = [], []
     for one in METHODS.values():
         found = (numbers.of(name, one.name, 1.0) for name in problems)
-        rows.append([one.title, *map(_said, found)])
+        rows.append([one.title, *map(shown, found)])
     rows.append(["zero weights", *(number(one["zero_excess"]) for one in facts)])
     trials = [f"{mean} trials on average" for mean in TRIALS]
     for one in SEARCHES:
@@ -143,10 +143,6 @@ def parts(path: Path = PATH) -> dict[str, Any]:
         "tuning_machines": machines(content),
         "wins": table(["than", *titles], won),
     }
-
-
-def _said(found: Summary | None) -> str:
-    return "" if found is None else f"{short(found.mean)} ± {found.error:.1g}"
 
 
 def _splits(content: Record) -> Iterator[list[str]]:

@@ -134,11 +134,11 @@ def show(settings: ShowLedgerSettings) -> None:
         released = f"{entry.method}: {'; '.join(entry.parts)}"
         lines.append([entry.id, entry.at.isoformat(), released, f"{share}%"])
     console.print(table_of(["run", "at", "released", "share of the limit"], lines))
-    console.print(_said_spent(read))
-    console.print(said_left(read.filter))
+    console.print(_spent_sentence(read))
+    console.print(left_sentence(read.filter))
 
 
-def said_left(filled: PrivacyFilter) -> str:
+def left_sentence(filled: PrivacyFilter) -> str:
     """Returns a sentence on the budget that a ledger's filter, `filled`, has left."""
     left = filled.left
     if left.divergence <= 0:
@@ -149,7 +149,7 @@ def said_left(filled: PrivacyFilter) -> str:
     return f"What is left affords {_one_run(filled, left.divergence, rounded_down)}."
 
 
-def _said_spent(read: Ledger) -> str:
+def _spent_sentence(read: Ledger) -> str:
     """Returns a sentence on how many runs of a ledger spent how much, and when."""
     filled, days = read.filter, sorted(entry.at.isoformat() for entry in read.entries)
     if not days:
@@ -277,7 +277,7 @@ def charge(
             cost = f"pure epsilon = {rounded_up(price.divergence, 4)}"
             if filled.order != math.inf:
                 cost = _one_run(filled, price.divergence, rounded_up)
-            why = f"{said_left(filled)} This run would cost {cost}."
+            why = f"{left_sentence(filled)} This run would cost {cost}."
             if price.delta > (left := filled.left.delta):
                 need, rest = rounded_up(price.delta, 3), rounded_down(left, 3)
                 why += f" Of delta it needs {need}, and {rest} is left."

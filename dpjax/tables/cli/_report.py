@@ -23,7 +23,7 @@ from dpjax.tables import _pages
 from dpjax.tables._pages import Block, Picture, Rows, Text, html_of
 from dpjax.tables._statement import Statement
 from dpjax.tables.cli import _settings, _terminal
-from dpjax.tables.cli._ledger import Ledger, read_ledger, said_left
+from dpjax.tables.cli._ledger import Ledger, left_sentence, read_ledger
 from dpjax.tables.cli._options import FROM_SYSTEM
 from dpjax.tables.cli._outputs import MODEL, REPORT, rows_of_scores
 from dpjax.tables.cli._saved import figure_of, limits_of, meaning, weights_of
@@ -161,7 +161,7 @@ def _values(
         values["ones"] = f"values of {unit['column']}"
     if ledger is not None:
         values["limit"] = claim(ledger.limit.epsilon, ledger.limit.delta)
-        values["left"] = said_left(ledger.filter)
+        values["left"] = left_sentence(ledger.filter)
     if isinstance(released, Model):
         name, versions, columns = "train", released.versions or {}, released.columns
         values |= {"method": released.method, "use": meaning(released)}

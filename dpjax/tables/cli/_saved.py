@@ -261,8 +261,8 @@ def predict(settings: _settings.PredictSettings) -> None:
         _terminal.warn(f"There is no column {name}: {value} is used for all records.")
     if (gone := [name for name in exposure if name not in names]) != []:
         _terminal.warn(f"There is no column {gone[0]}: predictions are for one of it.")
-    about_means = _said_of_means(model, known, predictions)
-    say_to_curator([*_said_of_cells(model, known), *about_means])
+    about_means = _warnings_of_means(model, known, predictions)
+    say_to_curator([*_warnings_of_cells(model, known), *about_means])
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
     titles, cells = [*copied], [_written(columns[name]) for name in copied]
@@ -287,7 +287,7 @@ def _written(column: Column) -> Iterator[str]:
         yield "" if text == blank else harmless(text)
 
 
-def _said_of_cells(model: Model, columns: Mapping[str, Column]) -> Iterator[str]:
+def _warnings_of_cells(model: Model, columns: Mapping[str, Column]) -> Iterator[str]:
     """Yields messages for the file's owner on cells of `columns` that are not used."""
     kinds: dict[str, Any] = {k: v for k, v in model.columns.items() if k in columns}
     if (exposure := model.exposure) is not None and exposure.column in columns:
@@ -325,7 +325,7 @@ def _value_of(kind: Any) -> str:
     return "none of its categories" if is_open else f"the reference {kind.reference!r}"
 
 
-def _said_of_means(
+def _warnings_of_means(
     model: Model, columns: Mapping[str, Column], means: np.ndarray
 ) -> Iterator[str]:
     """Yields a warning if predicted means (n,) are clipped to the model's range.

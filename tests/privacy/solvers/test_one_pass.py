@@ -40,7 +40,7 @@ def mean_of_iterates(loss, rows, centre, radius, clipped, rate):
     rate=st.sampled_from([1e-3, 1.0, 100.0]),
     place=st.integers(0, 39),
 )
-def test_a_record_moves_the_mean_by_no_more_than_is_said(
+def test_a_record_moves_the_mean_by_no_more_than_is_stated(
     name, seed, length, far, shift, rate, place
 ):
     rng = np.random.default_rng(seed)

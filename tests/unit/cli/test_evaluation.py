@@ -66,7 +66,7 @@ def test_intervals_cover_the_scores_of_all_records(kind):
 
 
 @pytest.mark.parametrize("kind", [PRICE, SOLD])
-def test_what_scores_do_not_show_is_said(kind):
+def test_what_scores_do_not_show_is_stated(kind):
     assert evaluation(many(kind), kind, epsilon=5.0)[1]["verdict"] is None
     verdict = evaluation(many(kind), kind, epsilon=0.01)[1]["verdict"]
     assert "says nothing: it is" in verdict

@@ -54,7 +54,7 @@ def released(key, labels, noise_multiplier=5.0, log_probability=-12.0):
     return _labels.release_labels(key, labels, **options)
 
 
-def test_labels_of_one_record_are_shown_as_rarely_as_said(key):
+def test_labels_of_one_record_are_shown_as_rarely_as_stated(key):
     labels, shown = np.array([f"label of one {i}" for i in range(400)]), 0
     for run_key in jax.random.split(key, 25):
         bought = released(run_key, labels, 2.0, math.log(0.02))

@@ -82,13 +82,9 @@ def test_a_constant_alone_takes_all_of_the_budget(loss, constant):
     np.testing.assert_allclose(np.squeeze(solution.params, 0), constant, atol=0.1)
     shares = solution.stats["shares"]
     np.testing.assert_allclose(shares["target_size"] + shares["mean"], 1)
-
-
-def test_a_mean_of_counts_is_above_zero_however_small_the_budget():
-    data, keys = (np.ones((NUM, 1)), np.ones(NUM)), map(jax.random.key, range(6))
-    options = {"data": data, "intercept": 0, "epsilon": 1e-3}
-    params = [solve(losses.log_link(1), key=key, **options).params[0] for key in keys]
-    assert min(params) > -1
+    for key in map(jax.random.key, range(6)):  # noise makes no class impossible
+        solution = solve(loss, data=data, intercept=0, epsilon=1e-3, key=key)
+        assert np.min(solution.params) > -3
 
 
 @pytest.mark.parametrize("values", [(1.0, 0.0), (np.inf, -1e38), (1.0, 0.0, np.nan)])
@@ -102,8 +98,7 @@ def test_the_noise_of_a_constant_alone_is_what_the_budget_asks_for(values):
         return jax.nn.sigmoid(solution.params[0]), solution.stats["noise_multiplier"]
 
     shares, multipliers = jax.vmap(share)(jax.random.split(jax.random.key(0), 500))
-    # Of a mean of ±1, halved.
-    expected = multipliers[0] / float(np.sum(~np.isnan(labels)))
+    expected = multipliers[0] / float(np.sum(~np.isnan(labels)))  # of ±1, halved
     np.testing.assert_allclose(np.std(shares), expected, rtol=0.15)
     assert abs(np.mean(shares) - 0.5) < expected
 
@@ -136,7 +131,6 @@ def test_a_group_beyond_all_means_leaves_the_others_as_they_are(power, other):
     ],
 )
 def test_the_huber_loss_resists_whatever_the_budget(loss, epsilon, share):
-    # A start at a mean of clipped targets left 2,000 to 6,000, at more epsilon more.
     rng = np.random.default_rng(0)
     x = rng.uniform(0, 80, 20_000)
     targets = 10 * x + rng.normal(0, 20, 20_000)
@@ -193,9 +187,8 @@ def test_steps_have_the_noise_that_their_share_pays(monkeypatch):
 
 class TestNoisyQuantile:
     def released(self, sizes, multiplier, **options):
-        options = {"num_above": 0.0, "noise_multiplier": multiplier} | options
-        sizes = jnp.asarray(sizes, "float32")
-        return _noisy_quantile.noisy_quantile(jax.random.key(1), sizes, **options)
+        release = partial(_noisy_quantile.noisy_quantile, jax.random.key(1))
+        return release(jnp.float32(sizes), noise_multiplier=multiplier, **options)
 
     def test_two_counts_move_so_noise_is_for_both(self, monkeypatch):
         spy = mock.Mock(wraps=_noisy_quantile.gaussian_of_padded)
@@ -217,8 +210,7 @@ class TestNoisyQuantile:
         assert 2 <= self.released(sizes, 1e-6, share_above=0.5) <= 4
 
     def test_what_noise_hides_is_not_seen(self):
-        sizes = np.ones(10_000)
-        sizes[:3] = 1e9
+        sizes = np.where(np.arange(10_000) < 3, 1e9, 1)
         assert self.released(sizes, 10.0) <= 2
         assert self.released(np.ones(10), 1e6, num_above=1) == 1.0
         # No bin but that of zeros has 5 stddevs of noise, but four have 8 together.
