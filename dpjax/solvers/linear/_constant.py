@@ -23,7 +23,7 @@ from dpjax.solvers.statistics._noisy_mean import (
     SetClipping,
     mean_and_stddevs,
 )
-from dpjax.solvers.statistics._noisy_quantile import noisy_quantile
+from dpjax.solvers.statistics._noisy_quantile import noisy_quantile, positive
 
 _BEYOND_TARGETS = 2.0  # the bound of targets, over their noisy quantile
 _MANY_MISSING = 0.05  # share of the records without a target
@@ -63,6 +63,8 @@ def best_constant(
             num_above=2 * multipliers.mean,
             noise_multiplier=multipliers.target_size,
         )
+        if kind.loss.target_range[0] >= 0:  # no mean of counts or amounts is zero
+            quantile = positive(quantile)
     mean, stddevs, size = _mean(kind, examples, quantile, multipliers.mean)
     # The key is the second of two, so that the draws agree with `privatize`.
     noisy = gaussian_of_padded(_keys.split(mean_key)[1], mean, stddevs)

@@ -39,6 +39,7 @@ from dpjax.solvers.statistics._noisy_quantile import (
     magnitudes,
     noisy_median,
     noisy_quantile,
+    positive,
 )
 from dpjax.solvers.training._curves import LARGEST, bounded
 from dpjax.solvers.training._loop import Batches, Execution, iterate
@@ -57,7 +58,6 @@ _BEYOND_RADIUS, _MOST_BEYOND = 20.0, 0.1
 # (1 + t^2) / t. At t = 1/2 the first is a quarter larger than at 0, and the second is
 # near its minimum. With ones instead, if R is large, the center would be mostly noise.
 _ONES = 0.5
-_NO_ROWS = 2.0**-19  # upper end of the lowest bin, which holds zeros
 # The share of the moments' budget for features, if hat functions have the rest.
 _LINES = 5 / 6
 # The norm of the first step, in clip norm / sqrt(d), the size of a weight that matters.
@@ -78,8 +78,6 @@ _SCALE, _MEDIAN, _FIRST_FIT = 0.02, 0.03, 0.25
 _MOST_SCALES = 1e4
 _THRESHOLD = 1.345  # in units of the fits: one program serves all thresholds
 _TO_STDDEV = 1.4826  # a normal stddev over the median absolute value
-# With a radius of almost zero, noise in columns of zeros would become huge weights.
-_positive = jax.jit(lambda radius: jnp.where(radius <= _NO_ROWS, 1.0, radius))
 
 Params = dict[str, jax.Array]
 
@@ -335,7 +333,8 @@ def _coordinates(
         num_above=min(num_beyond, _MOST_BEYOND * num_samples),
         noise_multiplier=multipliers.radius,
     )
-    radius, share = _positive(radius), 1.0 if kind.bends is None else _LINES
+    # With a radius of almost zero, noise in columns of zeros would become huge weights.
+    radius, share = positive(radius), 1.0 if kind.bends is None else _LINES
     multiplier = multipliers.moments / math.sqrt(share)
     white, z = whitened(lines, examples, radius, keys[0], multiplier)
     if kind.bends is not None:

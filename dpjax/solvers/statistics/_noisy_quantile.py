@@ -22,6 +22,8 @@ from dpjax.mechanisms._additive import gaussian_of_padded, padded
 
 # Bins are [2^j, 2^(j+1)). The first also has numbers below 1e-6, the last above 1e13.
 _FIRST, _LAST = -20, 43
+# Of a quantile in the first bin, from which no size follows, it makes one.
+positive = jax.jit(lambda x: jnp.where(x <= 2.0 ** (_FIRST + 1), 1.0, x))
 _NUM_BINS = _LAST - _FIRST + 1
 MOST_RECORDS = 2**24  # integers up to here are exact in float32
 # A bin is known to hold records if its count exceeds the first of these in stddevs of
@@ -136,10 +138,8 @@ class SizeHistogram(NamedTuple):
         others = jnp.where((index > top) & (index > 0), noisy, 0.0)
         two = others.at[1:].add(others[:-1])  # neighboring bins, and four of them
         sums = jnp.stack([others, two / 2**0.5, two.at[2:].add(two[:-2]) / 2])
-        place = jnp.where(top < 1, -1, top)
-        is_seen = jnp.max(sums) > _VISIBLE * stddev
-        place = jnp.where(is_seen, jnp.argmax(jnp.max(sums, axis=0)), place)
-        top = jnp.where(is_hidden, place, top)
+        is_hidden &= jnp.max(sums) > _VISIBLE * stddev
+        top = jnp.where(is_hidden, jnp.argmax(jnp.max(sums, axis=0)), top)
         likely = (index <= top) | (noisy > _LIKELY * stddev)
         for _ in range(num_skipped):
             likely = likely | jnp.append(likely[1:], False)
