@@ -139,7 +139,7 @@ class SizeHistogram(NamedTuple):
         two = others.at[1:].add(others[:-1])  # neighboring bins, and four of them
         sums = jnp.stack([others, two / 2**0.5, two.at[2:].add(two[:-2]) / 2])
         is_hidden &= jnp.max(sums) > _VISIBLE * stddev
-        top = jnp.where(is_hidden, jnp.argmax(jnp.max(sums, axis=0)), top)
+        top = jnp.where(is_hidden, jax.lax.argmax(sums.max(axis=0), 0, jnp.int32), top)
         likely = (index <= top) | (noisy > _LIKELY * stddev)
         for _ in range(num_skipped):
             likely = likely | jnp.append(likely[1:], False)
