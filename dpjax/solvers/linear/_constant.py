@@ -23,7 +23,7 @@ from dpjax.solvers.statistics._noisy_mean import (
     SetClipping,
     mean_and_stddevs,
 )
-from dpjax.solvers.statistics._noisy_quantile import noisy_quantile, positive
+from dpjax.solvers.statistics._noisy_quantile import noisy_quantile, one_if_zero
 
 _BEYOND_TARGETS = 2.0  # the bound of targets, over their noisy quantile
 _MANY_MISSING = 0.05  # share of the records without a target
@@ -64,7 +64,7 @@ def best_constant(
             noise_multiplier=multipliers.target_size,
         )
         if kind.loss.target_range[0] >= 0:  # no mean of counts or amounts is zero
-            quantile = positive(quantile)
+            quantile = one_if_zero(quantile)
     mean, stddevs, size = _mean(kind, examples, quantile, multipliers.mean)
     # The key is the second of two, so that the draws agree with `privatize`.
     noisy = gaussian_of_padded(_keys.split(mean_key)[1], mean, stddevs)
@@ -115,7 +115,7 @@ def _constant(
         if kind.has_labels:
             end = jnp.maximum(1 - _FROM_ENDS * stddevs[0] / unit, 0.0)
         # A mean of counts or amounts is above zero, as a share of a class is.
-        low = _FROM_ENDS * stddevs[0] / unit if is_alone else -end
+        low = jnp.minimum(_FROM_ENDS * stddevs[0] / unit, 1.0) if is_alone else -end
         mean = jnp.clip(noisy[0] / unit, low, end) * like(size, noisy)
     return kind.loss.constant_prediction(mean), jnp.clip(total, 0.0, 1.0)
 

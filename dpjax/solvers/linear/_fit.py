@@ -39,7 +39,7 @@ from dpjax.solvers.statistics._noisy_quantile import (
     magnitudes,
     noisy_median,
     noisy_quantile,
-    positive,
+    one_if_zero,
 )
 from dpjax.solvers.training._curves import LARGEST, bounded
 from dpjax.solvers.training._loop import Batches, Execution, iterate
@@ -334,7 +334,7 @@ def _coordinates(
         noise_multiplier=multipliers.radius,
     )
     # With a radius of almost zero, noise in columns of zeros would become huge weights.
-    radius, share = positive(radius), 1.0 if kind.bends is None else _LINES
+    radius, share = one_if_zero(radius), 1.0 if kind.bends is None else _LINES
     multiplier = multipliers.moments / math.sqrt(share)
     white, z = whitened(lines, examples, radius, keys[0], multiplier)
     if kind.bends is not None:

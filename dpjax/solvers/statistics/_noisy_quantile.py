@@ -22,8 +22,8 @@ from dpjax.mechanisms._additive import gaussian_of_padded, padded
 
 # Bins are [2^j, 2^(j+1)). The first also has numbers below 1e-6, the last above 1e13.
 _FIRST, _LAST = -20, 43
-# Of a quantile in the first bin, from which no size follows, it makes one.
-positive = jax.jit(lambda x: jnp.where(x <= 2.0 ** (_FIRST + 1), 1.0, x))
+# Replaces a quantile in the first bin, from which no size follows, by 1.
+one_if_zero = jax.jit(lambda x: jnp.where(x <= 2.0 ** (_FIRST + 1), 1.0, x))
 _NUM_BINS = _LAST - _FIRST + 1
 MOST_RECORDS = 2**24  # integers up to here are exact in float32
 # A bin is known to hold records if its count exceeds the first of these in stddevs of
@@ -61,8 +61,8 @@ def noisy_quantile(
     It serves as clip norm or scale. Records are counted in bins of a factor of two; NaN
     counts as zero. Noisy counts are added from the highest significant bin down until
     they reach `num_above` plus the share, and the number is interpolated within that
-    bin. It is 1 if no bin is significant, as for standardized data, but about 1e-6 if
-    nearly all records are zeros.
+    bin. It is 1 if no bin is significant, as for standardized data, and about 1e-6 if
+    only that of zeros is, and noise hides where the other records are.
 
     Privacy:
         A Gaussian mechanism of the noise multiplier under replace-one: replacing a
@@ -135,9 +135,9 @@ class SizeHistogram(NamedTuple):
         # above it. The first bin holds zeros, from which no size follows.
         num_above = num_samples - jnp.sum(jnp.where(index <= top, noisy, 0.0))
         is_hidden = num_above > _LIKELY * stddev * jnp.sqrt(jnp.float32(top + 1))
-        others = jnp.where((index > top) & (index > 0), noisy, 0.0)
-        two = others.at[1:].add(others[:-1])  # neighboring bins, and four of them
-        sums = jnp.stack([others, two / 2**0.5, two.at[2:].add(two[:-2]) / 2])
+        higher = jnp.where((index > top) & (index > 0), noisy, 0.0)
+        two = higher.at[1:].add(higher[:-1])  # neighboring bins, and four of them
+        sums = jnp.stack([higher, two / 2**0.5, two.at[2:].add(two[:-2]) / 2])
         is_hidden &= jnp.max(sums) > _VISIBLE * stddev
         top = jnp.where(is_hidden, jax.lax.argmax(sums.max(axis=0), 0, jnp.int32), top)
         likely = (index <= top) | (noisy > _LIKELY * stddev)
