@@ -104,6 +104,11 @@ _OUTER_SHARE = 0.6
 _OUTER = "_beyond"  # suffix of the name of that part
 # The relative error of the estimated bias, besides the noise of counts.
 _MODEL_ERROR, _MODEL_ERROR_CLASSES = 0.25, 0.6
+# Where tails of both signs are clipped, their outer parts cancel, and hide how what is
+# cut depends on a feature. For a stddev of a direction it may grow by this share of its
+# mean, or if less by so many times the share of records beyond half of the bound. Up to
+# the last number it does not make an interval conservative.
+_MOST_GROWTH, _GROWTH, _ASYMPTOTIC_GROWTH = 0.5, 3.0, 0.15
 _clipped = jax.vmap(clip_to_norm, (0, None))  # clips each row to one norm
 
 
@@ -153,9 +158,10 @@ class Scores(NamedTuple):
     noise: Scalar  # the stddev of the noise on their diagonal
     mean: jax.Array  # (k,), corrected by an estimate of the bias of clipping
     stddev: jax.Array  # (k,), of the mean's noise
-    bias: jax.Array  # (blocks, k), the stddev of the estimated bias
+    bias: jax.Array  # (any, k), vectors: the covariance of the bias is bias^T bias
     units: jax.Array  # (k,), by which to multiply the mean and its errors
     tail_share: jax.Array  # the larger one of the blocks': see `Excess`
+    growth: Scalar  # of what is cut, by a stddev of a direction
 
 
 def fit_with_errors(
@@ -182,6 +188,8 @@ def fit_with_errors(
     5. The mean of clipped scores is corrected by an estimate of the bias of clipping; S
        is the second moments of the corrected scores, or of their means by user, because
        the scores of a user may depend on each other. S / n is then over users.
+    6. If more is cut on one side, which scores of the intercept show, the bias may have
+       a part in each direction, and errors count it: see `_MOST_GROWTH`.
 
     The step is H^-1 times the mean. The covariance adds to H^-1 (S / n) H^-1 the
     covariances by noise of the mean, by noise of H, and of the estimated bias. All are
@@ -190,7 +198,8 @@ def fit_with_errors(
 
     The stats say whether errors rest on asymptotics: not if n is below 4,000, if the
     edge of the noise of H is above half of a curvature that is not hidden
-    (`curvature_error`), or if the tail of scores may have no variance (`tail_share`).
+    (`curvature_error`), if the tail of scores may have no variance (`tail_share`), or
+    if 5 percent of the scores are beyond C / 2 and are not of two classes.
 
     Privacy:
         One Gaussian mechanism of the noise multiplier under replace-one: four noisy
@@ -248,6 +257,7 @@ def fit_with_errors(
         correlations = of_noise = jnp.eye(len(correlations), dtype=correlations.dtype)
     is_certain = curvatures.error <= 1 / _CLEARLY
     is_certain = is_certain & (scores.tail_share <= _MOST_ASYMPTOTIC)
+    is_certain = is_certain & (scores.growth <= _ASYMPTOTIC_GROWTH)
     fit_share = shares.pop("fit")
     within = {x: fit_share * share for x, share in fit_stats["shares"].items()}
     stats = fit_stats | {
@@ -502,9 +512,9 @@ def released_scores(
         shares = {"weights": 1 - _LEVEL_SHARE, "intercept": _LEVEL_SHARE}
     num_samples, multiplier = len(samples["weights"]), multipliers["scores"]
     clipped = min(_MOST_CUT * num_samples, _PER_ROOT * multiplier * num_samples**0.5)
-    beyond, doubt = _BEYOND, _MODEL_ERROR
+    beyond, doubts = _BEYOND, (_MODEL_ERROR, _MOST_GROWTH)
     if kind.has_two_classes:
-        beyond, doubt = _BEYOND_CLASSES, _MODEL_ERROR_CLASSES
+        beyond, doubts = _BEYOND_CLASSES, (_MODEL_ERROR_CLASSES, 0.0)
         clipped = _CUT_CLASSES * multiplier / share
         clipped = jnp.minimum(clipped, _MOST_CUT_CLASSES * num_samples)
     halves, excess = {}, {}
@@ -536,7 +546,7 @@ def released_scores(
     size = sum(x.size for x in mean.values())
     noise = estimator.noise_parameters(multiplier, num_samples, size)
     parts = samples, mean, excess, halves, noise["stddev"]
-    rows, *of_mean = _corrected(tuple(shares.items()), *parts, doubt)
+    rows, *of_mean = _corrected(tuple(shares.items()), *parts, doubts)
     multiplier, axis_name = multipliers["score_moments"], kind.axis_name
     radius: Scalar = 1.0
     if kind.user_size > 1:
@@ -568,7 +578,7 @@ def _corrected(
     excess: dict[str, Excess],  # how much norms exceed the bounds
     halves: Params,  # half of the bounds
     stddev: Scalar,  # of the noise of the parts
-    doubt: Scalar,  # the relative error of the bias, besides the noise of counts
+    doubts: tuple[Scalar, Scalar],  # relative errors: of the bias, and `_MOST_GROWTH`
 ) -> tuple[jax.Array, ...]:
     """Returns rows for second moments, and the fields of `Scores` after `noise`.
 
@@ -577,7 +587,7 @@ def _corrected(
     """
     blocks = []
     for block, (name, share) in enumerate(shares):
-        ratio, error, _ = excess[name]
+        ratio, error, *_ = excess[name]
         largest = 2 + ratio  # of inner + (1 + ratio) outer, in units of the half
         to_unit = math.sqrt(share) / largest
         inner = 1 / math.sqrt((1 - _OUTER_SHARE) * share)
@@ -586,11 +596,22 @@ def _corrected(
         corrected = to_unit * (inner * mean[name] + (1 + ratio) * remainder)
         noise = to_unit * jnp.hypot(inner, (1 + ratio) * outer)
         noise = jnp.full_like(remainder, noise * like(stddev, noise))
-        off = jnp.hypot(error, doubt * ratio) * to_unit * remainder
+        off = jnp.hypot(error, doubts[0] * ratio) * to_unit * remainder
         off = jnp.outer(jnp.eye(len(shares), dtype=off.dtype)[block], off)
         unit = jnp.full_like(remainder, halves[name] / to_unit)
         row = (1 + ratio) * _clipped(samples[name + _OUTER], halves[name])
         row = to_unit / halves[name] * (samples[name] + row)
         blocks.append((row, corrected, noise, off, unit))
     joined = (jnp.concatenate(x, axis=-1) for x in zip(*blocks, strict=True))
-    return *joined, jnp.max(jnp.stack([x.share for x in excess.values()]))
+    rows, corrected, noise, off, unit = joined
+    growth = jnp.clip(_GROWTH * excess["weights"].part, 0.0, doubts[1])
+    if "intercept" in excess:
+        # What is beyond half of the intercept's bound, without the part by noise.
+        outer = 1 / math.sqrt(_OUTER_SHARE * dict(shares)["intercept"])
+        middle = mean["intercept" + _OUTER][0]
+        beyond = jnp.maximum(middle**2 - like(stddev, middle) ** 2, 0.0)
+        beyond = outer * halves["intercept"] * jnp.sqrt(beyond)
+        cut = growth * (1 + excess["intercept"].ratio) * beyond / unit
+        off = jnp.concatenate([off, jnp.diag(cut)[:-1]])
+    tail_share = jnp.max(jnp.stack([x.share for x in excess.values()]))
+    return rows, corrected, noise, off, unit, tail_share, growth

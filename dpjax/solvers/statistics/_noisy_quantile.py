@@ -43,7 +43,7 @@ _ABOVE, _CLEARLY_ABOVE, _NUM_LAST = 3.0, 4.5, 3
 # The share of the records above C / 2 that are above C: at most, in a Pareto tail of
 # index 1.3; the largest that an error counts; and its spread before it is counted.
 MOST_SHARE, _LARGEST_SHARE, _SPREAD = 0.4, 0.47, 0.1
-_CLEAR = 2.0
+_CLEAR = 2.0  # stddevs by which records in (C / 2, C] stand out, or there may be a gap
 NUM_MEDIAN_HALVINGS = 20
 _WITHIN, _RANGE = 0.25, 4.0  # see `median_and_bound`
 
@@ -268,6 +268,7 @@ class Excess(NamedTuple):
     ratio: jax.Array  # sum of (x - C)+ over the sum of clip(x, C / 2, C) - C / 2
     error: jax.Array  # standard error of the ratio, by noise and by chance
     share: jax.Array  # of those above C / 2, above C; no ratio beyond `MOST_SHARE`
+    part: jax.Array  # of all records, above C / 2
 
 
 def noisy_excess(
@@ -283,7 +284,7 @@ def noisy_excess(
     `Excess` has a ratio that corrects a mean of vectors clipped to C, and its error. If
     a share r of those above C / 2 is above C, the index is log2(1 / r), and the mean of
     (x - C)+ is 2 r / (1 - 2 r), the ratio, times the mean of clip(x, C / 2, C) - C / 2.
-    Where counts are few, r is near the usual one.
+    Where counts are few, r is near the usual one, or 1 if there may be a gap up to C.
 
     Privacy:
         A Gaussian mechanism of the noise multiplier under replace-one, of the numbers
@@ -313,7 +314,9 @@ def _excess(
     middle, reach = jnp.minimum(share, MOST_SHARE), 2 * jnp.sqrt(trust * variance)
     ends = jnp.stack([middle, middle - reach, middle + reach])
     ratio, low, high = 0.5 / (0.5 - jnp.clip(ends, 0.0, _LARGEST_SHARE)) - 1
-    return Excess(*(y.astype(x.dtype) for y in (ratio, (high - low) / 4, share)))
+    share = jnp.where(between > _CLEAR * stddev, share, 1.0)
+    fields = ratio, (high - low) / 4, share, total / x.size
+    return Excess(*(y.astype(x.dtype) for y in fields))
 
 
 def noisy_median(

@@ -254,4 +254,4 @@ def test_an_excess_is_that_of_a_pareto_tail(index, ratio, key):
     key, few = jax.random.key(0), jnp.zeros(5)
     nothing = noisy_excess(key, few, jnp.float32(1), noise_multiplier=1.0, usual=0.15)
     assert 0 <= nothing.ratio <= 2
-    assert nothing.share < _noisy_quantile.MOST_SHARE
+    assert nothing.share == 1  # there may be a gap below the bound
