@@ -40,24 +40,16 @@ finitely many pieces, split until each bound is at most delta.
 
 import math
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import scipy.optimize
 import scipy.special
 
-from dpjax import _validate
 from dpjax._types import ArrayLike
 from dpjax.accounting._gaussian import gaussian_stddev
 
-SmoothNoiseName = Literal["laplace_log_normal", "arsinh_normal"]
-
-_LEAST_SIGMA = {"laplace_log_normal": 1e-3, "arsinh_normal": 0.3}
-_LARGEST_SIGMA = 8.0  # the largest sigma of the mechanisms
-
-# The multiplier is rounded up by the first share, rho by the second, smaller share.
-_MULTIPLIER_SLACK = 1e-9
-_RHO_SLACK = 1e-10
+_MULTIPLIER_SLACK = 1e-9  # the share by which it is rounded up
 
 _MARGIN = 1.01  # raises a Gaussian multiplier until all pieces are covered
 # A piece this narrow is not split again: the margin is wider.
@@ -77,26 +69,6 @@ class SmoothNoise(NamedTuple):
     sigma: float  # shape of the noise
 
 
-def smooth_noise_rho(
-    multiplier: float,
-    *,
-    smoothness: float,
-    sigma: float,
-    mechanism: SmoothNoiseName = "laplace_log_normal",
-) -> float:
-    """Returns the zCDP cost of noise of a given scale / smooth sensitivity, rounded up.
-
-    By (1) or (2) of this module, with t = `smoothness` and s = 1 / multiplier. It is
-    for one number; costs add up over coordinates and steps. sigma is at most 8, and at
-    least 0.3 for "arsinh_normal" and 0.001 for "laplace_log_normal".
-    """
-    _validate.positive(multiplier=multiplier, smoothness=smoothness)
-    _validate.within(_LEAST_SIGMA[mechanism], _LARGEST_SIGMA, sigma=sigma)
-    shift = float(_slope(sigma, mechanism)) / multiplier
-    epsilon = float(_scale_cost(smoothness, sigma, mechanism)) + shift
-    return epsilon**2 / 2 * (1 + _RHO_SLACK)
-
-
 def calibrate_smooth_noise(
     rho: float, *, num_samples: int, trim_count: int, relative_spread: float = 1.0
 ) -> SmoothNoise:
@@ -106,7 +78,7 @@ def calibrate_smooth_noise(
     # the expected smooth sensitivity max(relative_spread / (n - 2m), e^(-mt)), in units
     # of upper - lower, the bounds of the values. Here n is num_samples, m is
     # trim_count, and relative_spread is a public guess of (x_(n) - x_(1)) / (upper -
-    # lower). `smooth_noise_rho` of the result is at most rho, for every guess.
+    # lower). The cost of the result is at most rho, for every guess.
     epsilon = math.sqrt(2 * rho)
     floor = relative_spread / (num_samples - 2 * trim_count)
     # Above this t the expected sensitivity is constant.
@@ -118,31 +90,22 @@ def calibrate_smooth_noise(
     share = scipy.special.expit(np.linspace(-14, 6, 200))
     affordable = epsilon * sigma
     smoothness = np.clip(share * affordable, None, max(enough, 1e-9))
-    shift = epsilon - _scale_cost(smoothness, sigma, "laplace_log_normal")
-    multiplier = _slope(sigma, "laplace_log_normal") / shift
+    shift = epsilon - smoothness / sigma
+    multiplier = _slope(sigma) / shift
     sensitivity = np.maximum(floor, np.exp(-trim_count * smoothness))
     stddev = math.sqrt(2) * np.exp(sigma**2)  # of the noise in units of its scale
     noise = sensitivity * multiplier * stddev
 
     row, column = np.unravel_index(np.argmin(noise), noise.shape)
     best_t, best_sigma = float(smoothness[row, column]), float(sigma[row, 0])
-    shift = epsilon - float(_scale_cost(best_t, best_sigma, "laplace_log_normal"))
-    best = float(_slope(best_sigma, "laplace_log_normal")) / shift
+    shift = epsilon - best_t / best_sigma
+    best = float(_slope(best_sigma)) / shift
     return SmoothNoise(best_t, best * (1 + _MULTIPLIER_SLACK), best_sigma)
 
 
-def _scale_cost(t, sigma, mechanism):
-    """Returns the epsilon of a change of the scale by e^t: a first term of (1), (2)."""
-    if mechanism == "laplace_log_normal":
-        return t / sigma
-    return np.sqrt(t * (t / sigma**2 + 1 / sigma + 2))
-
-
-def _slope(sigma, mechanism):
-    """Returns the bound of the slope of the log density: a factor of s in (1), (2)."""
-    if mechanism == "laplace_log_normal":
-        return np.exp(1.5 * sigma**2)
-    return 2 / (3 * sigma) + sigma / 2
+def _slope(sigma):
+    """Returns the bound of the slope of the log density: the factor of s in (1)."""
+    return np.exp(1.5 * sigma**2)
 
 
 def smooth_gaussian_multiplier(

@@ -14,7 +14,7 @@ from jax.flatten_util import ravel_pytree
 
 import dpjax
 from dpjax import ADD_OR_REMOVE_ONE, REPLACE_ONE, estimators, gradients, mechanisms
-from dpjax.accounting._smooth import calibrate_smooth_noise, smooth_noise_rho
+from dpjax.accounting._smooth import calibrate_smooth_noise
 from dpjax.transforms import aggregate, dp_sgd, privatize
 from tests.unit.refusals import refused
 
@@ -279,7 +279,8 @@ def test_noise_is_the_multiplier_times_the_smooth_sensitivity(key):
     released = updated(private(TRIMMED, (2 * rho) ** -0.5, key), grads)
     # Each of d coordinates gets a d-th of the budget.
     law = calibrate_smooth_noise(rho / d, num_samples=n, trim_count=5)
-    spent = smooth_noise_rho(law.multiplier, smoothness=law.smoothness, sigma=law.sigma)
+    slope = math.exp(1.5 * law.sigma**2)
+    spent = (law.smoothness / law.sigma + slope / law.multiplier) ** 2 / 2
     assert d * spent <= rho
     assert d * spent > 0.999 * rho
     mean, sensitivity = smoothly(grads, law.smoothness)
