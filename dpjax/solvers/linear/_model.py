@@ -127,7 +127,7 @@ def dp_linear_model(
         noise and clipping make, so that sampling has the difference of squares, with
         noise_correlations (d, d). A census has no other errors. is_asymptotic says
         whether intervals rest on asymptotics or are conservative, as follows from n,
-        curvature_error and tail_share: `docs/guides/intervals.md`.
+        curvature_error, tail_share and clipping: `docs/guides/intervals.md`.
 
     Raises:
         ValueError: if an argument is out of its range, or shapes do not fit; before any

@@ -279,10 +279,8 @@ def test_noise_is_the_multiplier_times_the_smooth_sensitivity(key):
     released = updated(private(TRIMMED, (2 * rho) ** -0.5, key), grads)
     # Each of d coordinates gets a d-th of the budget.
     law = calibrate_smooth_noise(rho / d, num_samples=n, trim_count=5)
-    slope = math.exp(1.5 * law.sigma**2)
-    spent = (law.smoothness / law.sigma + slope / law.multiplier) ** 2 / 2
-    assert d * spent <= rho
-    assert d * spent > 0.999 * rho
+    cost = law.smoothness / law.sigma + np.exp(1.5 * law.sigma**2) / law.multiplier
+    assert 0.999 * rho < d * cost**2 / 2 <= rho
     mean, sensitivity = smoothly(grads, law.smoothness)
     trees = (ravel_pytree(tree)[0] for tree in (released, mean, sensitivity))
     x, y, s = map(np.float64, trees)
