@@ -69,10 +69,11 @@ def usual(columns, outcome, d, positives=0.3):
     truth = np.append(*sizes.get(outcome, (slopes, 1.0))).astype(np.float32)
 
     def rows(key, num_samples):
-        z = jax.random.normal(key, (num_samples, d))
         if columns in ("t3", "t5"):
             degrees = int(columns[1:])
-            z = jax.random.t(key, degrees, z.shape) * (1 - 2 / degrees) ** 0.5
+            z = jax.random.t(key, degrees, (num_samples, d)) * (1 - 2 / degrees) ** 0.5
+        else:
+            z = jax.random.normal(key, (num_samples, d))
         z = z @ root.T
         if columns == "lognormal":
             z = (jnp.exp(0.8 * z) - math.exp(0.32)) / 1.3

@@ -24,7 +24,6 @@ from dpjax._types import Key
 from dpjax.accounting import PrivacyGuarantee
 from dpjax.accounting._discrete_gaussian import discrete_gaussian_epsilon
 from dpjax.accounting._selection import selection_event
-from dpjax.accounting._smooth import smooth_noise_rho
 
 _DELTA = 0.05
 _SMOOTH_MULTIPLIER = 8.0
@@ -51,7 +50,8 @@ def _arsinh_normal() -> Case:
         w = jnp.arcsinh((value - 0.5) / _SMOOTH_MULTIPLIER)
         return jnp.sum((w + jnp.tanh(w)) / jnp.cosh(w))
 
-    return _smooth("arsinh_normal", statistic, smoothness=0.00002, sigma=1.0)
+    cost = 7 / 6 / _SMOOTH_MULTIPLIER + math.sqrt(0.00002 * (0.00002 + 1 + 2))
+    return _smooth("arsinh_normal", statistic, cost, smoothness=0.00002, sigma=1.0)
 
 
 def _discrete_gaussian() -> Case:
@@ -115,17 +115,15 @@ def _zero_concentrated(rho: float) -> PrivacyGuarantee:
     return PrivacyGuarantee.of(epsilon, _DELTA, dp_event=ZCDpEvent(rho))
 
 
-def _smooth(name, statistic, *, smoothness, sigma) -> Case:
+def _smooth(name, statistic, cost, *, smoothness, sigma) -> Case:
     """Audits zeros against ones, under noise of 8 times the smooth sensitivity."""
     mechanism = getattr(mechanisms, name)
-    noise = {"smoothness": smoothness, "sigma": sigma, "mechanism": name}
-    rho = smooth_noise_rho(_SMOOTH_MULTIPLIER, **noise)
     zeros, scale = jnp.zeros(64), jnp.full(64, _SMOOTH_MULTIPLIER)
     return Case(
         lambda key, data: mechanism(key, **data, sigma=sigma),
         {"value": zeros, "scale": scale},
         {"value": zeros + 1, "scale": scale * math.exp(smoothness)},
-        _zero_concentrated(zeros.size * rho),
+        _zero_concentrated(zeros.size * cost**2 / 2),
         statistic,
         num_releases=200_000,
     )
@@ -139,6 +137,7 @@ CASES: dict[str, Build] = {
     # statistic is as if sigma were 0.
     "laplace_log_normal": lambda: _smooth(
         *("laplace_log_normal", lambda x: jnp.sum(jnp.abs(x) - jnp.abs(x - 1))),
+        math.exp(0.015) / _SMOOTH_MULTIPLIER + 0.0002 / 0.1,
         smoothness=0.0002,
         sigma=0.1,
     ),

@@ -534,6 +534,7 @@ def released_scores(
             bound,
             noise_multiplier=each * multipliers["score_tails"],
             usual=_USUAL[name],
+            may_have_gap=not kind.has_two_classes,
         )
     mean_key, moments_key = _keys.split(keys[1])
     parts = {x: (1 - _OUTER_SHARE) * share for x, share in shares.items()}

@@ -278,6 +278,7 @@ def noisy_excess(
     *,
     noise_multiplier: float,
     usual: float,  # the share r of usual tails
+    may_have_gap: bool = True,  # public
 ) -> Excess:
     """Releases how much magnitudes exceed a bound C, for a Pareto tail from C / 2 on.
 
@@ -292,12 +293,13 @@ def noisy_excess(
         most 1. Counts are exact.
     """
     stddev = math.sqrt(2) * ROUNDED_UP * noise_multiplier
-    return _excess(key, magnitudes, bound, stddev, usual)
+    least = _CLEAR * stddev if may_have_gap else -math.inf
+    return _excess(key, magnitudes, bound, stddev, usual, least)
 
 
 @jax.jit
 def _excess(
-    key: Key, x: jax.Array, bound: jax.Array, stddev: Scalar, usual: Scalar
+    key: Key, x: jax.Array, bound: jax.Array, stddev: Scalar, usual: Scalar, least: Any
 ) -> Excess:
     """Releases how much magnitudes x (n,) exceed `bound`: a ratio and its error."""
     # They follow from noisy counts above bound / 2 and bound, with noise of `stddev`.
@@ -314,7 +316,7 @@ def _excess(
     middle, reach = jnp.minimum(share, MOST_SHARE), 2 * jnp.sqrt(trust * variance)
     ends = jnp.stack([middle, middle - reach, middle + reach])
     ratio, low, high = 0.5 / (0.5 - jnp.clip(ends, 0.0, _LARGEST_SHARE)) - 1
-    share = jnp.where(between > _CLEAR * stddev, share, 1.0)
+    share = jnp.where(between > least, share, 1.0)
     fields = ratio, (high - low) / 4, share, total / x.size
     return Excess(*(y.astype(x.dtype) for y in fields))
 
