@@ -103,9 +103,9 @@ def usual(columns, outcome, d, positives=0.3):
         elif outcome == "counts":
             targets = jax.random.poisson(key, jnp.exp(scores)).astype("float32")
         elif outcome == "amounts":  # lognormal with this chance, else zero
-            keys = jax.random.split(key)
-            targets = jnp.exp(0.8 * normal(keys[0], x)) * (1 + jnp.tanh(x[:, 0]) / 2)
-            targets *= jax.random.uniform(keys[1], shape) < positives
+            first, key = jax.random.split(key)
+            targets = jnp.exp(0.8 * normal(first, x)) * (1 + jnp.tanh(x[:, 0]) / 2)
+            targets = jnp.where(jax.random.uniform(key, shape) < positives, targets, 0)
         else:
             targets = scores + NOISE[outcome](key, x)
         return x, targets, jnp.zeros(num_samples)
